@@ -1,0 +1,1 @@
+"""References, losses and the gate. NaN never passes."""

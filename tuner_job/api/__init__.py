@@ -1,0 +1,1 @@
+"""Resources that users write and messages that the store keeps, as pydantic models."""

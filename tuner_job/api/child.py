@@ -1,0 +1,145 @@
+"""The contract between the supervisor and the child process that touches an engine library.
+
+The supervisor writes `request.json` into the child's scratch folder and starts it with that folder as its only argument.
+The child writes a line of JSON `{"phase": "build"}` to file descriptor 3 whenever a phase begins, and
+`report.json` (written aside, then renamed) at the end, then exits 0. Standard output and error belong to the libraries: they
+are captured with a bound and never parsed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tuner_job.api.base import Model
+from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Seconds, Timing
+
+REQUEST_FILE = "request.json"
+REPORT_FILE = "report.json"
+PHASE_FD = 3
+
+
+class Phase(StrEnum):
+    """What a child is doing; each phase has its own deadline."""
+
+    START = "start"  # process start, import, device initialisation
+    BUILD = "build"
+    LOAD = "load"
+    CHECK = "check"
+    MEASURE = "measure"
+
+
+class ShapeCase(Model):
+    """One set of concrete input shapes with its weight in the objective."""
+
+    name: str
+    tensors: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """Input name → dimensions at which this case is checked and timed (`opt`)."""
+    minimum: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    maximum: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    weight: float = 1.0
+
+
+class MeasureSettings(Model):
+    """How an engine is timed. Defaults suit small models on a CPU; part of a result's identity."""
+
+    metric: Literal["LatencyP50", "LatencyP99", "LatencyMean", "Throughput"] = "LatencyP50"
+    streams: int = 1
+    cuda_graph: bool = True
+    """Ignored on CPUs."""
+    transfers: bool = False
+    """Count host-device copies into the number."""
+    sessions: Annotated[int, Field(ge=1)] = 5
+    """Sessions per engine."""
+    session_seconds: Annotated[float, Field(gt=0)] = 0.1
+    """A session lasts at least so long …"""
+    session_samples: Annotated[int, Field(ge=1)] = 20
+    """… and has at least so many samples."""
+    warmup_seconds: Annotated[float, Field(ge=0)] = 0.2
+    """Shortest warm-up; it goes on until windows agree."""
+    warmup_limit_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Longest warm-up."""
+
+
+class Limits(Model):
+    """What one child may use. None means no limit."""
+
+    memory_bytes: int | None = None
+    """Resident memory of the child and all its descendants."""
+    disk_bytes: int | None = None
+    """Size of its scratch folder."""
+    processes: int | None = 256
+    """Processes and threads."""
+    cpus: float | None = None
+    log_bytes: int = 1 << 20
+    """Captured output: the first and last half of this are kept."""
+    phase_seconds: dict[Phase, float] = Field(
+        default_factory=lambda: {
+            Phase.START: 60.0,
+            Phase.BUILD: 600.0,
+            Phase.LOAD: 120.0,
+            Phase.CHECK: 300.0,
+            Phase.MEASURE: 300.0,
+        }
+    )
+    """Deadline of each phase, in seconds since it began."""
+
+
+class ChildRequest(Model):
+    """One thing for a child to do.
+
+    operation  what it does                                                                          report fields
+    describe   device identity and knob list                                                         device, knobs, versions
+    reference  run the unoptimised model on seeded inputs, write the references folder to `output`    losses.samples in `detail`
+    trial      build → load → check → measure of `candidate`; engine to `<output>/engine`             engine, losses, timing
+    build      as trial without measure                                                              engine, losses
+    time       load every file of `engines` and time random interleaved sessions                      timings
+    """
+
+    operation: Literal["describe", "reference", "trial", "build", "time"]
+    backend: str
+    """Name of the backend: `onnxruntime`, `tensorrt`, or an entry point of group `trtfleet.backends`."""
+    device: Literal["CPU", "GPU"] = "CPU"
+    model: str = ""
+    """Path of the ONNX file of the candidate's variant; external data lies beside it."""
+    cases: tuple[ShapeCase, ...] = ()
+    """At least one; a model without dynamic axes has one case with no tensors."""
+    candidate: Candidate = Candidate()
+    references: str = ""
+    """Folder of references (accuracy.references)."""
+    references_digest: Digest | None = None
+    atol: float = 1e-5
+    rtol: float = 1e-5
+    outputs: tuple[str, ...] = ()
+    """Outputs to check; empty means all."""
+    measure: MeasureSettings = MeasureSettings()
+    engines: dict[str, str] = Field(default_factory=dict)
+    """Name → engine file, for `time`."""
+    seed: int = 0
+    output: str
+    """Folder inside the scratch folder (or elsewhere) that receives files."""
+
+
+class ChildReport(Model):
+    """What a child did. Only the supervisor turns it into an outcome."""
+
+    status: Literal["ok", "refused", "unsupported", "invalidInput", "failed"]
+    """`refused`: the builder returned nothing or said no; `invalidInput`: no candidate could work (bad model, shapes,
+    references); `failed`: an exception that the library raised while loading or running."""
+    phase: Phase = Phase.START
+    """The phase that ended it, when not ok."""
+    reason: str = ""
+    """One line for people, at most 2,000 characters."""
+    seconds: dict[Phase, Seconds] = Field(default_factory=dict)
+    device: Device | None = None
+    knobs: str | None = None
+    """The knob list as JSON text in TensorRT's `all_build_routes` form."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Library name → version, for the identity."""
+    engine: EngineFile | None = None
+    losses: Losses | None = None
+    timing: Timing | None = None
+    timings: dict[str, Timing] = Field(default_factory=dict)
+    detail: dict[str, str] = Field(default_factory=dict)

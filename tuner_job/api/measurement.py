@@ -1,0 +1,130 @@
+"""What a trial measured, as it is stored: device, timings, losses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tuner_job.api.base import Model, digest_of
+
+Seconds = Annotated[float, Field(ge=0)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+PROTOCOL_VERSION = 1
+"""Version of the way in which timings and losses are taken. Part of a result's identity: raise it when numbers change meaning."""
+
+
+class Candidate(Model):
+    """What a trial tries."""
+
+    variant: str = "default"
+    """Name of the model variant; `default` is `model.uri` itself."""
+    route: str = ""
+    """Canonical route; empty is the true default."""
+    settings: dict[str, str] = Field(default_factory=dict)
+    """Builder settings other than knobs, by name."""
+
+    @property
+    def id(self) -> str:
+        """20 hex digits that name the candidate in keys."""
+        return digest_of(self.to_json())[:20]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is the empty route of the unchanged model under default settings."""
+        return self == BASELINE
+
+
+BASELINE = Candidate()
+
+
+class Device(Model):
+    """The device class that a result belongs to (what discover freezes), as its backend names it."""
+
+    type: Literal["CPU", "GPU"]
+    product: str
+    """GPU product or CPU model name."""
+    count: int = 1
+    """GPUs, or the CPU cores that the process may use."""
+    mig_profile: str = ""
+    compute_capability: str = ""
+    """`9.0` for CUDA devices; the SIMD features that matter, comma separated, for CPUs."""
+    driver: str = ""
+    """GPU driver version, or kernel release for CPUs."""
+
+    @property
+    def class_id(self) -> str:
+        """12 hex digits; equal ids may share results."""
+        return digest_of(self.to_json())[:12]
+
+
+class Session(Model):
+    """One uninterrupted series of timed inferences."""
+
+    at: Seconds
+    """Start, in seconds since the measuring child's first session (monotonic)."""
+    median: Annotated[float, Field(gt=0)]
+    """Median latency in seconds."""
+    mean: Annotated[float, Field(gt=0)]
+    """Mean latency in seconds."""
+    count: Annotated[int, Field(ge=1)]
+    """Number of samples."""
+    samples: str
+    """Every sample: base64 of zlib of little-endian float32 seconds (measure.samples packs and unpacks)."""
+    throttled: bool = False
+    """The device reported thermal or hardware slowdown meanwhile: never used in a decision."""
+
+
+class Timing(Model):
+    """All sessions of one engine in one process."""
+
+    clock: Literal["device", "host"]
+    """What is inside the number: device events around the compute, or host wall time around the whole call."""
+    launch: Literal["direct", "cudaGraph"] = "direct"
+    streams: int = 1
+    warmup_seconds: Seconds = 0.0
+    warmup_settled: bool = True
+    """False when windows still disagreed when the warm-up limit came."""
+    sessions: tuple[Session, ...] = Field(min_length=1)
+
+
+class OutputLoss(Model):
+    """Losses of one output under trtexec's definitions, the worst over all samples and shapes."""
+
+    output: str
+    worst_sample: str
+    """Name of the sample with the largest loss of the metric that is judged."""
+    l0: float
+    """Share of elements with |a-r| > atol + rtol*|r|."""
+    l1: float
+    """mean |a-r|."""
+    l2: float
+    """mean (a-r)^2."""
+    l_inf: float
+    """max |a-r|."""
+    cosine: float
+    """1 - cosine similarity; 1.0 if either norm is below 1e-12 and they are not both, 0.0 if both are."""
+
+
+class Losses(Model):
+    """Accuracy of one engine. The verdict is derived from it, never stored."""
+
+    references_digest: Digest
+    samples: int
+    """Samples compared (over all shapes)."""
+    atol: float
+    rtol: float
+    outputs: tuple[OutputLoss, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What made the output invalid (NaN, Inf, shape, dtype, missing), a line each, at most 20. Not empty: invalidOutput."""
+
+
+class EngineFile(Model):
+    """A built engine as bytes."""
+
+    digest: Digest
+    size: Annotated[int, Field(ge=1)]
+    """Bytes."""
+    fingerprint: str = ""
+    """Digest of what the engine computes, without bytes that differ from build to build; equal means the same engine."""

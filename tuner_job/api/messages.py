@@ -1,0 +1,505 @@
+"""Records of a run, as the store keeps them. Everything but Beat and Pointer is created once and never changed.
+
+Times named `…At` are wall-clock RFC 3339 strings for people; no decision compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tuner_job.api.base import InputError, Model, first_problem
+from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Seconds, Session, Timing
+from tuner_job.api.outcome import Outcome
+
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
+TrialId = Annotated[str, Field(pattern=r"^(discover|final|[0-9]{3}-[0-9]{5})$")]
+
+DISCOVER: str = "discover"
+FINAL: str = "final"
+
+
+class SchemaMismatch(InputError):
+    """A record was written by an older or newer version of trtfleet."""
+
+    reason = "SchemaMismatch"
+
+
+class Record(Model):
+    """A message in the store. `schema_version` is checked before anything else."""
+
+    SCHEMA: ClassVar[int] = 1
+    MAX_BYTES: ClassVar[int] = 1 << 20
+    """Readers refuse a longer record unread."""
+
+    kind: str
+    schema_version: int = 1
+
+    @classmethod
+    def parse(cls, data: bytes, key: str) -> Self:
+        """Validate bytes read at `key`. Raises SchemaMismatch, or InputError naming the key and the first wrong field."""
+        if len(data) > cls.MAX_BYTES:
+            raise InputError(f"{key}: {len(data)} bytes; a {cls.__name__} has at most {cls.MAX_BYTES}", reason="PoisonedRecord")
+        try:
+            header = _Header.model_validate_json(data)
+            if header.schema_version != cls.SCHEMA:
+                age = "newer" if header.schema_version > cls.SCHEMA else "older"
+                raise SchemaMismatch(
+                    f"{key}: schema version {header.schema_version} is {age} than this trtfleet's ({cls.SCHEMA}); "
+                    f"use the version that wrote it, or start a new run with `rerun.token`"
+                )
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise InputError(f"{key}: not a valid {cls.__name__}: {first_problem(error)}", reason="PoisonedRecord") from None
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore")
+
+    schema_version: int
+
+
+class Owner(Model):
+    """The TuningJob that a run belongs to. A recreated job of the same name is the same owner."""
+
+    cluster: str = "local"
+    namespace: str = "default"
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.cluster}/{self.namespace}/{self.name}"
+
+
+class RuntimeIdentity(Model):
+    """The engine family and version that the workers must be."""
+
+    family: Literal["TensorRT", "ONNXRuntime"]
+    version: str
+    image_digest: str = ""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend entry point."""
+        return self.family.lower()
+
+
+class VariantInput(Model):
+    """One model variant, frozen."""
+
+    name: str = "default"
+    uri: str
+    digest: Digest | None = None
+    """SHA-256 over the ONNX file and its external data (model.digest)."""
+
+
+class AccuracyInput(Model):
+    """Where references come from and what is judged."""
+
+    source: Literal["References", "Generated"]
+    uri: str = ""
+    samples: int = 8
+    """Samples to generate per shape case."""
+    metric: Literal["l0", "l1", "l2", "lInf", "cosine"] = "l0"
+    atol: float = 1e-5
+    rtol: float = 1e-5
+    threshold: float
+    """The final gate: a loss at or over it fails."""
+    screening_threshold: float
+    """The gate during explore; never tighter than `threshold`."""
+    outputs: tuple[str, ...] = ()
+
+
+class SearchInput(Model):
+    """What to try, and how much."""
+
+    strategy: str = "Adaptive"
+    """Adaptive, OneAtATime, Mixed, Full, Expression, or the name of an entry point of group `trtfleet.strategies`."""
+    expression: str = ""
+    options: dict[str, str] = Field(default_factory=dict)
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    settings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Builder settings to search: name → values."""
+    warm_start: Literal["Ledger", "None"] = "Ledger"
+    max_trials: int = 100
+    device_seconds: float = 0.0
+    """Budget over all workers of the run; 0 means none. The final's share is reserved from it."""
+    deadline_seconds: float = 0.0
+    trial_seconds: float = 900.0
+    round_deadline_seconds: float = 0.0
+    """A round is sealed so long after a worker first saw its plan; 0 means 4 × trial_seconds."""
+
+
+class RunInputs(Model):
+    """Everything that decides what a run would find. Its digest decides whether a new run is needed."""
+
+    runtime: RuntimeIdentity
+    device_type: Literal["CPU", "GPU"] = "CPU"
+    variants: tuple[VariantInput, ...] = Field(min_length=1)
+    cases: tuple[ShapeCase, ...] = ()
+    """Empty: the model's own static shapes."""
+    min_improvement: float
+    """Relative: 0.01 means that the winner must be proven more than 1 % faster."""
+    constraints: dict[str, float] = Field(default_factory=dict)
+    measure: MeasureSettings
+    accuracy: AccuracyInput
+    search: SearchInput
+    plugins: tuple[Digest, ...] = ()
+
+
+class RunRecord(Record):
+    """`runs/<run>/run.json`: what the run is, immutable once started."""
+
+    kind: Literal["Run"] = "Run"
+    run: RunId
+    owner: Owner
+    target: str
+    inputs: RunInputs
+    inputs_digest: Digest
+    rerun_token: str = ""
+    trigger: str = "Created"
+    seed: int
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1
+    created_at: str
+
+
+class PilotBuild(Model):
+    """One default build of discover."""
+
+    engine: EngineFile
+    timing: tuple[Timing, ...]
+    """One per shape case."""
+    seconds: float
+    """Wall time of the whole trial."""
+
+
+class DiscoveryRecord(Record):
+    """`runs/<run>/discovery.json`: what the first worker found out; all others rely on it."""
+
+    MAX_BYTES: ClassVar[int] = 4 << 20
+
+    kind: Literal["Discovery"] = "Discovery"
+    run: RunId
+    device: Device
+    versions: dict[str, str]
+    knobs: str
+    """The knob list, JSON text."""
+    knobs_digest: Digest
+    identity: Digest
+    """Ledger identity of this run's results, less the candidate."""
+    variants: tuple[VariantInput, ...]
+    """With digests."""
+    cases: tuple[ShapeCase, ...] = Field(min_length=1)
+    references_digest: Digest
+    references_blob: Digest
+    """The references folder as one archive among the blobs."""
+    baseline_losses: Losses
+    pilot: tuple[PilotBuild, ...] = Field(min_length=1)
+    build_sd: float
+    """Standard deviation of log latency between default builds."""
+    session_sd: float
+    """Standard deviation of log latency between sessions of one build."""
+    trial_seconds: float
+    """Estimated wall time of one trial."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that can steer a build and were left set."""
+
+
+class PlannedTrial(Model):
+    """One trial of a plan."""
+
+    trial: TrialId
+    candidate: Candidate
+    shard: int
+    reason: str
+    """Why the strategy chose it, for people."""
+    repeat: int = 0
+    """0 for the first build of the candidate in this run, k for its k-th rebuild."""
+
+
+class PlanRecord(Record):
+    """`runs/<run>/rounds/<n>/plan.json`: the exact trials of a round, or the pick for the final."""
+
+    MAX_BYTES: ClassVar[int] = 16 << 20
+
+    kind: Literal["Plan"] = "Plan"
+    run: RunId
+    round: Annotated[int, Field(ge=1)]
+    stage: Literal["explore", "final"]
+    trials: tuple[PlannedTrial, ...] = ()
+    """Of an explore round."""
+    pick: Candidate | None = None
+    """Of the final: the one candidate to prove; None when nothing beat the baseline on the explore data."""
+    pick_gain: float | None = None
+    """Relative gain of the pick on the data that chose it (optimistic; never published)."""
+    reason: str
+    """Why this round, or why exploring ended."""
+
+
+class TryRecord(Record):
+    """`runs/<run>/trials/<trial>/try-<k>.json`: the claim. Whoever creates it runs the trial."""
+
+    kind: Literal["Try"] = "Try"
+    trial: TrialId
+    number: Annotated[int, Field(ge=1)]
+    worker: str
+    """`<attempt>-<index>`: names the beat to watch."""
+    worker_id: str
+    """Random per process, so that a restarted index is not taken for its predecessor."""
+    started_at: str
+    previous: PreviousEnd | None = None
+    """How try k-1 ended; None for the first."""
+
+
+class PreviousEnd(Model):
+    """Why another try was needed."""
+
+    cause: Literal["infrastructure", "stopped", "explained", "outOfMemory", "unexplained"]
+    detail: str = ""
+
+
+class BeatState(StrEnum):
+    RUNNING = "running"
+    STOPPED = "stopped"  # told to stop (marker, SIGTERM, preemption): its open try may be taken over at once
+    DONE = "done"
+    DEAD = "dead"  # written by the CLI or the operator over a worker that it knows to be gone
+
+
+class BeatRecord(Record):
+    """`runs/<run>/workers/<attempt>-<index>.json`: overwritten every 15 s by the worker that it names."""
+
+    kind: Literal["Beat"] = "Beat"
+    worker: str
+    worker_id: str
+    sequence: int
+    """Grows with every write; observers compare it, never a time."""
+    state: BeatState = BeatState.RUNNING
+    cause: Literal["", "stopped", "explained", "outOfMemory", "unexplained"] = ""
+    """Of DEAD: whether the death is explained (deleted, evicted, node lost, parent gone)."""
+    detail: str = ""
+    stage: Literal["discover", "explore", "final"]
+    trial: str = ""
+    """The trial in hand."""
+    phase: str = ""
+    done: int = 0
+    """Trials that this worker finished."""
+    device_seconds: float = 0.0
+    """Device time that this worker used so far, killed trials included."""
+    at: str
+
+
+class StopRecord(Record):
+    """`runs/<run>/stop/<attempt>.json`: workers of the attempt stop before their next trial."""
+
+    kind: Literal["Stop"] = "Stop"
+    attempt: int
+    reason: str
+
+
+class Control(Model):
+    """A timing of the worker's own baseline engine, taken beside its trials."""
+
+    engine: Digest
+    timing: tuple[Timing, ...]
+    """One per shape case."""
+
+
+class ResultRecord(Record):
+    """`runs/<run>/trials/<trial>/result.json`: how the trial ended."""
+
+    MAX_BYTES: ClassVar[int] = 8 << 20
+
+    kind: Literal["Result"] = "Result"
+    run: RunId
+    trial: TrialId
+    candidate: Candidate
+    outcome: Outcome
+    reason: str = ""
+    """One line: why it is not feasible."""
+    phase: str = ""
+    """The phase in which it ended, if not feasible."""
+    log: str = ""
+    """Tail of the child's output, at most 4,000 characters, only when it failed."""
+    tries: int
+    convicted: bool = False
+    """Written for a trial that kept killing its workers."""
+    cached: bool = False
+    """Taken from the ledger; nothing ran."""
+    worker: str
+    worker_id: str
+    seconds: dict[str, Seconds] = Field(default_factory=dict)
+    """Per phase, and `total` wall time of the trial."""
+    engine: EngineFile | None = None
+    losses: Losses | None = None
+    timing: tuple[Timing, ...] = ()
+    """One per shape case, in the run's order."""
+    controls: tuple[Control, ...] = ()
+    """The worker's baseline timings since its last result."""
+    finished_at: str
+
+
+class Folded(Model):
+    trial: TrialId
+    digest: Digest
+    """Of the result record's bytes."""
+
+
+class SealRecord(Record):
+    """`runs/<run>/rounds/<n>/seal.json`: exactly which results the round's fold used."""
+
+    MAX_BYTES: ClassVar[int] = 16 << 20
+
+    kind: Literal["Seal"] = "Seal"
+    run: RunId
+    round: int
+    folded: tuple[Folded, ...]
+    carried_over: tuple[TrialId, ...] = ()
+    """Planned, but without a result at the deadline; the next plan lists them again."""
+
+
+class FinalBuild(Model):
+    """One fresh build of the final."""
+
+    name: str
+    """`candidate-3`, `baseline-7`."""
+    engine: EngineFile
+    losses: Losses
+    sessions: tuple[tuple[Session, ...], ...]
+    """Per shape case, in time order; samples are left out here and kept whole in the samples blob."""
+
+
+class Interval(Model):
+    """A relative gain: 0.12 means 12 % less latency (or, for Throughput, more of it)."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+
+class VerdictRecord(Record):
+    """`runs/<run>/verdict.json`: what the final found. The decision can be recomputed from it alone."""
+
+    MAX_BYTES: ClassVar[int] = 16 << 20
+
+    kind: Literal["Verdict"] = "Verdict"
+    run: RunId
+    inputs_digest: Digest
+    identity: Digest
+    device: Device
+    candidate: Candidate
+    """What was tested; the baseline itself when there was nothing to test."""
+    significant: bool
+    reason: str
+    """Proven, NoSignificantWin, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal."""
+    message: str
+    p_value: float | None = None
+    route_gain: Interval | None = None
+    """Claim 1: the route over rebuilds, on data that chose nothing."""
+    published: Candidate
+    """Whose engine is published: the candidate, or the baseline."""
+    engine: EngineFile
+    """The bytes to publish (a blob)."""
+    engine_gain: Interval | None = None
+    """Claim 2: these bytes against the median default build, on the half of the sessions that did not choose them."""
+    engine_percentile: float | None = None
+    """Share of default builds that are slower than these bytes, 0 to 1."""
+    losses: Losses
+    """Of the published engine."""
+    latency_seconds: float
+    """Of the published engine, on the half that did not choose it (weighted over shape cases)."""
+    baseline_seconds: float
+    builds: tuple[FinalBuild, ...]
+    samples_blob: Digest | None = None
+    """Every sample of the final, gzip JSON {name: [[samples per session] per case]}."""
+    method: dict[str, str] = Field(default_factory=dict)
+    """Test, margin, repeats, sessions, seed: enough to repeat the computation."""
+    seconds: float
+    finished_at: str
+
+
+class BlobRef(Model):
+    name: str
+    digest: Digest
+    size: int
+
+
+class ManifestRecord(Record):
+    """`manifests/sha256/<d>`: what is published, by content."""
+
+    kind: Literal["Manifest"] = "Manifest"
+    run: RunId
+    owner: Owner
+    target: str
+    runtime: RuntimeIdentity
+    device: Device
+    identity: Digest
+    inputs_digest: Digest
+    model: tuple[VariantInput, ...]
+    candidate: Candidate
+    blobs: tuple[BlobRef, ...] = Field(min_length=1)
+    """The engine first."""
+    significant: bool
+    reason: str
+    gain: Interval | None = None
+    latency_seconds: float
+    verdict_digest: Digest
+    created_at: str
+
+    @property
+    def engine(self) -> BlobRef:
+        return self.blobs[0]
+
+
+class PointerEntry(Model):
+    manifest: Digest
+    run: RunId
+    at: str
+    why: str
+    """published, rollback, promoted."""
+
+
+class PointerRecord(Record):
+    """`pointers/<cluster>/<namespace>/<job>/<target>/<runtime version>.json`: compare-and-swap."""
+
+    kind: Literal["Pointer"] = "Pointer"
+    owner: Owner
+    target: str
+    runtime_version: str
+    generation: int
+    """Grows by one with every change."""
+    current: PointerEntry
+    history: tuple[PointerEntry, ...] = ()
+    """Newest first, at most 50."""
+    pinned: Digest | None = None
+    """While set, publishing adds to the history but does not move `current`."""
+
+
+class LedgerRecord(Record):
+    """`ledger/<identity>/<candidate>.json`: the first deterministic result of a candidate under an identity."""
+
+    MAX_BYTES: ClassVar[int] = 8 << 20
+
+    kind: Literal["Ledger"] = "Ledger"
+    identity: Digest
+    result: ResultRecord
+
+
+TryRecord.model_rebuild()
+
+
+def trial_id(round_number: int, index: int) -> str:
+    """`001-00042`: the 42nd trial of round 1. Sorts in plan order."""
+    return f"{round_number:03d}-{index:05d}"
+
+
+def own_first(trials: tuple[PlannedTrial, ...], shard: int, shards: int) -> Iterator[PlannedTrial]:
+    """A worker's order of work: its own shard, then the others' from the end (what their owners reach last)."""
+    yield from (t for t in trials if t.shard % shards == shard % shards)
+    yield from reversed([t for t in trials if t.shard % shards != shard % shards])

@@ -1,0 +1,1 @@
+"""Engine libraries behind one protocol. Imported only inside child processes."""

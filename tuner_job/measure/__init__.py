@@ -1,0 +1,1 @@
+"""How latency is sampled, and what may be concluded from it."""

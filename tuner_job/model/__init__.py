@@ -1,0 +1,1 @@
+"""The model's files: fetched, inspected and digested, without an engine library."""

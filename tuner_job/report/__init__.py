@@ -1,0 +1,1 @@
+"""One HTML file that explains a run, from its records alone."""

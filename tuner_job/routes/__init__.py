@@ -1,0 +1,1 @@
+"""Knob lists, routes and expressions. Pure."""

@@ -1,0 +1,1 @@
+"""Strategies: knobs, results so far and the budget decide the next candidates. Pure and seeded."""

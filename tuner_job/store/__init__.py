@@ -1,0 +1,1 @@
+"""Records, claims, ledger, blobs, manifests, pointers and signatures over any object store."""
