@@ -1,0 +1,42 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PY := .venv/bin/python
+
+.PHONY: help setup run test lint unit crash crds lock bench-aa clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: ## Create .venv from the locked dependencies
+	@scripts/setup
+
+run: setup ## Tune a real model on this machine, end to end
+	.venv/bin/trtfleet run examples/magika.yaml
+
+test: setup ## Every check and test
+	scripts/test
+
+lint: setup ## ruff, mypy, import-linter
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+unit: setup ## Tests without the slow ones
+	$(PY) -m pytest -m "not slow" -q
+
+crash: setup ## The crash test alone: SIGKILLs at random points
+	$(PY) -m pytest -m slow -q tests/crash
+
+crds: setup ## Write crds/ from the models
+	$(PY) -m tuner_job.api.crd crds
+
+bench-aa: setup ## False winners: simulated and real A/A finals (about 25 minutes on an idle machine)
+	$(PY) -m bench.aa simulate
+	$(PY) -m bench.aa real
+
+lock: ## Lock dependencies again (needs uv on PATH)
+	scripts/lock
+
+clean: ## Remove what was built and run here
+	rm -rf .venv trtfleet-out .mypy_cache .ruff_cache .hypothesis
