@@ -1,9 +1,9 @@
 """The contract between the supervisor and the child process that touches an engine library.
 
-The supervisor writes `request.json` into the child's scratch folder and starts it with that folder as its only argument.
+The supervisor writes `request.json` into the child's scratch folder and starts it with that folder as its first argument.
 The child writes a line of JSON `{"phase": "build"}` to file descriptor 3 whenever a phase begins, and
-`report.json` (written aside, then renamed) at the end, then exits 0. Standard output and error belong to the libraries: they
-are captured with a bound and never parsed.
+`report.json` (written aside, then renamed) at the end, then exits 0. When there is no space left for a report it exits with
+EXIT_NO_SPACE. Standard output and error belong to the libraries: they are captured with a bound and never parsed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Los
 REQUEST_FILE = "request.json"
 REPORT_FILE = "report.json"
 PHASE_FD = 3
+MAX_REPORT_BYTES = 64 << 20
+"""A larger report is not read."""
+EXIT_NO_SPACE = 74
+"""Exit code of a child that could not write: no space or no quota left."""
 
 
 class Phase(StrEnum):
@@ -67,7 +71,7 @@ class Limits(Model):
     """What one child may use. None means no limit."""
 
     memory_bytes: int | None = None
-    """Resident memory of the child and all its descendants."""
+    """Resident memory of the child and all its descendants, shared pages counted once."""
     disk_bytes: int | None = None
     """Size of its scratch folder."""
     processes: int | None = 256
@@ -84,7 +88,7 @@ class Limits(Model):
             Phase.MEASURE: 300.0,
         }
     )
-    """Deadline of each phase, in seconds since it began."""
+    """Deadline of each phase: seconds spent in it, over all its beginnings. A phase that is not named has none."""
 
 
 class ChildRequest(Model):
@@ -119,15 +123,16 @@ class ChildRequest(Model):
     """Name → engine file, for `time`."""
     seed: int = 0
     output: str
-    """Folder inside the scratch folder (or elsewhere) that receives files."""
+    """Folder that receives files. The caller names where it wants them; the child sees a folder inside its scratch folder, which
+    the supervisor moves to that place once the report is good. Empty when the operation writes nothing."""
 
 
 class ChildReport(Model):
     """What a child did. Only the supervisor turns it into an outcome."""
 
-    status: Literal["ok", "refused", "unsupported", "invalidInput", "failed"]
+    status: Literal["ok", "refused", "unsupported", "invalidInput", "outOfMemory", "failed"]
     """`refused`: the builder returned nothing or said no; `invalidInput`: no candidate could work (bad model, shapes,
-    references); `failed`: an exception that the library raised while loading or running."""
+    references, backend); `failed`: an exception that the library raised while loading or running."""
     phase: Phase = Phase.START
     """The phase that ended it, when not ok."""
     reason: str = ""
@@ -140,6 +145,8 @@ class ChildReport(Model):
     """Library name → version, for the identity."""
     engine: EngineFile | None = None
     losses: Losses | None = None
-    timing: Timing | None = None
-    timings: dict[str, Timing] = Field(default_factory=dict)
+    timing: tuple[Timing, ...] = ()
+    """One per shape case, in the request's order."""
+    timings: dict[str, tuple[Timing, ...]] = Field(default_factory=dict)
+    """The same for every engine of `time`."""
     detail: dict[str, str] = Field(default_factory=dict)
