@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuner_job.api.base import Model
-from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Seconds, Timing
+from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Metric, Seconds, Timing
+from tuner_job.api.tensors import TensorSpec
 
 REQUEST_FILE = "request.json"
 REPORT_FILE = "report.json"
@@ -114,8 +115,14 @@ class ChildRequest(Model):
     references: str = ""
     """Folder of references (accuracy.references)."""
     references_digest: Digest | None = None
+    metric: Metric = "l0"
+    """Decides only which sample is called the worst."""
     atol: float = 1e-5
     rtol: float = 1e-5
+    inputs: tuple[TensorSpec, ...] = ()
+    """The model's inputs, for `reference` (accuracy.generate)."""
+    samples: Annotated[int, Field(ge=1)] = 8
+    """Samples per case, for `reference`."""
     outputs: tuple[str, ...] = ()
     """Outputs to check; empty means all."""
     measure: MeasureSettings = MeasureSettings()

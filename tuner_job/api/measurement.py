@@ -11,6 +11,9 @@ from tuner_job.api.base import Model, digest_of
 Seconds = Annotated[float, Field(ge=0)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+Metric = Literal["l0", "l1", "l2", "lInf", "cosine"]
+"""Which loss of an output is judged."""
+
 PROTOCOL_VERSION = 1
 """Version of the way in which timings and losses are taken. Part of a result's identity: raise it when numbers change meaning."""
 
@@ -104,7 +107,8 @@ class OutputLoss(Model):
     l_inf: float
     """max |a-r|."""
     cosine: float
-    """1 - cosine similarity; 1.0 if either norm is below 1e-12 and they are not both, 0.0 if both are."""
+    """1 - cosine similarity, 0 to 2. A norm below 1e-12 counts as zero: 0.0 if both are, else 1.0; but 0.0 for a zero reference
+    when max |a| <= atol, since no direction exists to be missed."""
 
 
 class Losses(Model):
