@@ -179,7 +179,7 @@ def signer(folder: Path | None = None, algorithm: Algorithm = "Ed25519") -> Sign
     """
     folder = folder or config_folder()
     path = folder / KEY_FILE
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, takes an unreadable folder for an absent one
         made = Signer.generate(algorithm)
         trusted = trust(made.public, folder)  # first, so that nothing is ever signed by a key that is not trusted yet
         with _Aside(path, made._private_pem(), 0o600) as aside:
@@ -214,7 +214,7 @@ def trust(key: PublicKey, folder: Path | None = None) -> Path:
 
 
 def distrust(key_id: str, folder: Path | None = None) -> None:
-    """Remove a key (a full id, or a beginning of eight digits or more) from the trust root of the config folder. Raises KeyProblem."""
+    """Remove a key (a full id, or a beginning of eight digits or more) from the trust root. Raises KeyProblem."""
     root = (folder or config_folder()) / TRUST_FOLDER
     held = {file: _split(_read(file, "trusted key"), str(file)) for file in sorted(root.glob("*.pem"))}
     matches = {key.key_id for keys in held.values() for key in keys if len(key_id) >= 8 and key.key_id.startswith(key_id)}
