@@ -1,0 +1,140 @@
+"""Every key in a store, and the id of a run. Pure.
+
+runs/<run>/run.json                        what is tuned
+           discovery.json                  what the first worker found
+           rounds/<n>/plan.json seal.json  what is tried, what was folded
+           trials/<trial>/try-<k>.json     claims; result.json ends them
+           workers/<worker>.json           beats
+           ends/<worker id>.json           how a worker process ended
+           stop/<attempt>.json             tells the workers of an attempt to stop
+           verdict.json                    what the final found
+ledger/<identity>/<candidate>.json         results that other runs may reuse
+blobs|manifests|attestations/sha256/<d>    by content
+pointers/<cluster>/<namespace>/<job>/<target>/<runtime version>.json
+.probe/                                    left empty by the honesty probe
+
+Only beats are overwritten and only pointers are swapped; everything else is created once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+
+from tuner_job.api.base import digest_of
+from tuner_job.api.measurement import Candidate
+from tuner_job.api.messages import Owner
+
+RUNS = "runs"
+LEDGER = "ledger"
+BLOBS = "blobs/sha256"
+MANIFESTS = "manifests/sha256"
+ATTESTATIONS = "attestations/sha256"
+POINTERS = "pointers"
+PROBE = ".probe"
+
+_PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
+_PART_LENGTH = 160
+
+
+def run_id(owner: Owner, target: str, inputs_digest: str, rerun_token: str = "") -> str:
+    """20 hex digits: the same inputs of the same owner's target are the same run, until the token changes."""
+    return digest_of([owner.cluster, owner.namespace, owner.name, target, inputs_digest, rerun_token])[:20]
+
+
+def worker(attempt: int, index: int) -> str:
+    """Name of a worker within its run."""
+    return f"{attempt}-{index}"
+
+
+def run_prefix(run: str) -> str:
+    return f"{RUNS}/{run}"
+
+
+def run(run: str) -> str:
+    return f"{RUNS}/{run}/run.json"
+
+
+def discovery(run: str) -> str:
+    return f"{RUNS}/{run}/discovery.json"
+
+
+def plan(run: str, round_number: int) -> str:
+    return f"{RUNS}/{run}/rounds/{round_number}/plan.json"
+
+
+def seal(run: str, round_number: int) -> str:
+    return f"{RUNS}/{run}/rounds/{round_number}/seal.json"
+
+
+def claim(run: str, trial: str, number: int) -> str:
+    """Of try `number`, from 1."""
+    return f"{RUNS}/{run}/trials/{trial}/try-{number}.json"
+
+
+def result(run: str, trial: str) -> str:
+    return f"{RUNS}/{run}/trials/{trial}/result.json"
+
+
+def beat(run: str, worker: str) -> str:
+    return f"{RUNS}/{run}/workers/{worker}.json"
+
+
+def beats_prefix(run: str) -> str:
+    return f"{RUNS}/{run}/workers"
+
+
+def end(run: str, worker_id: str) -> str:
+    return f"{RUNS}/{run}/ends/{part(worker_id)}.json"
+
+
+def stop(run: str, attempt: int) -> str:
+    return f"{RUNS}/{run}/stop/{attempt}.json"
+
+
+def verdict(run: str) -> str:
+    return f"{RUNS}/{run}/verdict.json"
+
+
+def ledger(identity: str, candidate: Candidate) -> str:
+    return f"{LEDGER}/{identity}/{candidate.id}.json"
+
+
+def blob(digest: str) -> str:
+    return f"{BLOBS}/{digest}"
+
+
+def manifest(digest: str) -> str:
+    return f"{MANIFESTS}/{digest}"
+
+
+def attestation(manifest_digest: str) -> str:
+    """Of the manifest with that digest."""
+    return f"{ATTESTATIONS}/{manifest_digest}"
+
+
+def pointer(owner: Owner, target: str, runtime_version: str) -> str:
+    return f"{pointers_prefix(owner)}/{part(target)}/{part(runtime_version)}.json"
+
+
+def pointers_prefix(owner: Owner) -> str:
+    return f"{POINTERS}/{part(owner.cluster)}/{part(owner.namespace)}/{part(owner.name)}"
+
+
+def part(text: str) -> str:
+    """Any text as one part of a key; different texts give different parts.
+
+    Letters, digits, `-`, `_` and inner dots stay; other bytes of the UTF-8 form become `~XX`, nothing becomes `~`, and a long text
+    is cut and ends in `~~` and its digest.
+    """
+    out = "".join(
+        character if character in _PLAIN and not (position == 0 and character == ".") else _escaped(character)
+        for position, character in enumerate(text)
+    )
+    if len(out) > _PART_LENGTH:
+        return f"{out[:100]}~~{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+    return out or "~"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"~{byte:02X}" for byte in character.encode())
