@@ -1,0 +1,272 @@
+"""The verdict of the final: is the route faster (claim 1), and which bytes are published with which speed-up (claim 2).
+
+Claim 1 is about the *route*: would fresh builds of it be faster than fresh default builds by more than `minImprovement`?
+Builds are the replicates; an exact one-sided rank-sum test decides. Claim 2 is about the *published bytes*: one of the builds
+measured, chosen on one half of the sessions and described on the other, so that no number flatters what it chose.
+docs/statistics.md explains both. Everything is a function of the arguments; names of builds and their order do not matter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner_job.api.base import InputError
+from tuner_job.api.measurement import Session
+from tuner_job.api.messages import Interval, VerdictRecord
+from tuner_job.measure.drift import without_drift
+from tuner_job.measure.final import ALPHA
+from tuner_job.measure.ranks import rank_sum_p, shift_interval, smallest_p
+from tuner_job.measure.samples import Floats, pack, unpack
+from tuner_job.measure.summary import Metric, NoUsableSession, gain, margin, percentile99, session_seconds, usable
+
+Sessions = Sequence[Sequence[Session]]
+"""Sessions of one build, per shape case, in time order; `at` on one clock for all builds."""
+Samples = Mapping[str, Sequence[Sequence[Sequence[float]]]]
+"""Build name → case → session → seconds: the samples blob of a verdict."""
+
+Indices = npt.NDArray[np.int64]
+
+FEWEST_SESSIONS = 4
+"""Per build and shape case: two to choose by and two to describe with."""
+BOOTSTRAPS = 1_000
+METHOD = "rank-sum-1"
+"""Names this computation in records; another number means other results from the same sessions."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the final found."""
+
+    significant: bool
+    """Claim 1 holds: published is a candidate's build."""
+    p_value: float | None
+    """One-sided, against a gain of `minImprovement`; None when there was no candidate."""
+    route_gain: Interval | None
+    """Claim 1: Hodges–Lehmann estimate and the gains that the test does not reject. Its low end exceeds `minImprovement`
+    exactly when `significant` (ties apart). None when there was no candidate."""
+    published: str
+    """Name of the build whose bytes are to be published."""
+    engine_gain: Interval
+    """Claim 2: those bytes against the median default build, on the half that did not choose; bootstrap over sessions."""
+    engine_percentile: float
+    """Share of the (other) default builds that are slower than those bytes on that half; equals count half."""
+    latency_seconds: float
+    """Of those bytes on that half, drift removed (weighted geometric mean over shape cases). 1 / throughput for Throughput."""
+    baseline_seconds: float
+    """Of the median default build on that half."""
+    message: str
+    """One line for people."""
+    method: dict[str, str]
+    """All arguments but the sessions: enough for `recompute`."""
+
+
+def decide(
+    builds: Mapping[str, Sessions],
+    candidates: Sequence[str],
+    baselines: Sequence[str],
+    *,
+    weights: Sequence[float],
+    metric: Metric,
+    min_improvement: float,
+    seed: int,
+    alpha: float = ALPHA,
+) -> Decision:
+    """Decide the final from the sessions of all builds that passed their accuracy check.
+
+    `candidates` and `baselines` name builds; without candidates there is no claim 1 and a default build is published.
+    `weights`: one per shape case, any positive scale (ShapeCase.weight). `seed` ≥ 0 fixes the halves and the bootstrap.
+    `alpha` is one-sided; intervals have confidence 1 - 2 alpha. For LatencyP99 sessions carry their samples.
+    Raises InputError (names, weights, `min_improvement`, TooFewSamples), NoUsableSession (fewer than four sessions of some build
+    that were not throttled: time again).
+    """
+    names = [*candidates, *baselines]
+    if not baselines or len(set(names)) != len(names) or not set(names) <= set(builds):
+        raise InputError(
+            "final: candidates and baselines must be different builds that were timed, at least one default build among them"
+        )
+    shares = np.asarray(weights, dtype=np.float64)
+    if shares.size == 0 or not np.all(shares >= 0) or not 0 < shares.sum() < math.inf:
+        raise InputError(f"final: {list(weights)} are not weights of shape cases; use numbers ≥ 0, at least one of them positive")
+    shares = shares / shares.sum()
+    threshold = margin(min_improvement, metric)
+    timed = _prepare({name: builds[name] for name in names}, shares.size, metric)
+
+    p_value: float | None = None
+    route_gain: Interval | None = None
+    if candidates:
+        whole = {name: _value(timed[name], shares, lambda _: slice(None)) for name in names}
+        first, second = (np.array([whole[name] for name in group]) for group in (candidates, baselines))
+        p_value = rank_sum_p(first - threshold, second)
+        shift = shift_interval(first, second, alpha)
+        route_gain = Interval(
+            estimate=gain(shift.estimate, metric),
+            low=gain(shift.high, metric),
+            high=gain(shift.low, metric),
+            confidence=shift.confidence,
+        )
+    significant = p_value is not None and p_value <= alpha
+
+    halves = _Halves(seed)
+    group = candidates if significant else baselines
+    published = min(group, key=lambda name: (_value(timed[name], shares, halves.choosing), name))
+    defaults = np.array([_value(timed[name], shares, halves.describing) for name in baselines])
+    own = _value(timed[published], shares, halves.describing)
+    others = np.array([value for name, value in zip(baselines, defaults, strict=True) if name != published])
+    median_default = float(np.median(defaults))
+    repeated = np.median([_resampled(timed[name], shares, halves) for name in baselines], axis=0)
+    ratios = _resampled(timed[published], shares, halves) - repeated
+    low, high = np.quantile(ratios, [alpha, 1 - alpha])
+    engine_gain = Interval(
+        estimate=gain(own - median_default, metric), low=gain(high, metric), high=gain(low, metric), confidence=1 - 2 * alpha
+    )
+    return Decision(
+        significant=significant,
+        p_value=p_value,
+        route_gain=route_gain,
+        published=published,
+        engine_gain=engine_gain,
+        engine_percentile=float(np.mean((others > own) + 0.5 * (others == own))) if others.size else 0.5,
+        latency_seconds=math.exp(own),
+        baseline_seconds=math.exp(median_default),
+        message=_message(p_value, route_gain, len(candidates), len(baselines), min_improvement, alpha),
+        method={
+            "method": METHOD,
+            "metric": metric,
+            "minImprovement": repr(min_improvement),
+            "alpha": repr(alpha),
+            "seed": str(seed),
+            "weights": json.dumps([float(one) for one in weights]),
+            "candidates": json.dumps(list(candidates)),
+            "baselines": json.dumps(list(baselines)),
+        },
+    )
+
+
+def recompute(verdict: VerdictRecord, samples: Samples | None = None) -> Decision:
+    """The decision again, from the record alone; for LatencyP99 also the samples blob.
+
+    Raises InputError if the record was made by another method, or lacks what is needed.
+    """
+    method = verdict.method
+    if method.get("method") != METHOD:
+        raise InputError(f"verdict.method: {method.get('method')!r} is not {METHOD!r}; use the version of trtfleet that wrote it")
+    metric: Metric = method["metric"]  # type: ignore[assignment]  # written by decide
+    if metric == "LatencyP99" and samples is None:
+        raise InputError("verdict: LatencyP99 is computed from every sample; pass the samples blob")
+    builds: dict[str, Sessions] = {one.name: one.sessions for one in verdict.builds}
+    if samples is not None:
+        builds = {
+            name: [
+                [s.model_copy(update={"samples": pack(np.asarray(row))}) for s, row in zip(case, rows, strict=True)]
+                for case, rows in zip(sessions, samples[name], strict=True)
+            ]
+            for name, sessions in builds.items()
+        }
+    return decide(
+        builds,
+        json.loads(method["candidates"]),
+        json.loads(method["baselines"]),
+        weights=json.loads(method["weights"]),
+        metric=metric,
+        min_improvement=float(method["minImprovement"]),
+        seed=int(method["seed"]),
+        alpha=float(method["alpha"]),
+    )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One build under one shape case."""
+
+    logs: Floats
+    """Log seconds per session, drift removed."""
+    samples: tuple[Floats, ...]
+    """Seconds per session; only for LatencyP99, whose tail the drift of medians does not describe."""
+    name: str
+
+    def value(self, sessions: Indices | slice) -> float:
+        """Log seconds of the build over some of its sessions."""
+        if self.samples:
+            chosen = np.arange(self.logs.size)[sessions]
+            return math.log(percentile99(np.concatenate([self.samples[k] for k in chosen]), self.name))
+        return float(np.median(self.logs[sessions]))
+
+    def resampled(self, draws: Indices) -> Floats:
+        """`value` of every row of session indices, shape (draws, sessions) → (draws,)."""
+        if self.samples:
+            return np.log([np.percentile(np.concatenate([self.samples[k] for k in row]), 99) for row in draws])
+        return np.asarray(np.median(self.logs[draws], axis=1))
+
+
+class _Halves:
+    """Splits sessions by position only, so that all builds are split alike and no result can steer the split."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def choosing(self, count: int) -> Indices:
+        """One of each pair of neighbours in time, so that both halves span the whole final."""
+        picks = np.random.default_rng([self._seed, count]).integers(0, 2, size=count // 2)
+        return 2 * np.arange(count // 2) + picks
+
+    def describing(self, count: int) -> Indices:
+        return np.setdiff1d(np.arange(count), self.choosing(count))
+
+    def draws(self, count: int) -> Indices:
+        """Resampled describing halves, one fewer than there are: the bootstrap is then not too narrow (Rao & Wu 1988)."""
+        half = self.describing(count)
+        rng = np.random.default_rng([self._seed, count, 1])
+        return half[rng.integers(0, half.size, size=(BOOTSTRAPS, half.size - 1))]
+
+
+def _prepare(builds: Mapping[str, Sessions], cases: int, metric: Metric) -> dict[str, list[_Case]]:
+    """Usable sessions of every build, case by case, less the drift."""
+    prepared: dict[str, list[_Case]] = {name: [] for name in builds}
+    for case in range(cases):
+        kept: dict[str, list[Session]] = {}
+        for name, sessions in builds.items():
+            if len(sessions) != cases:
+                raise InputError(f"final: build {name} was timed under {len(sessions)} shape cases, the objective has {cases}")
+            kept[name] = usable(sessions[case])
+            if len(kept[name]) < FEWEST_SESSIONS:
+                raise NoUsableSession(
+                    f"final: {len(kept[name])} of {len(sessions[case])} sessions of build {name} were not throttled; "
+                    f"it takes {FEWEST_SESSIONS}; let the device cool and time again"
+                )
+        at = [np.array([one.at for one in series]) for series in kept.values()]
+        logs = [np.log([session_seconds(one, metric) for one in series]) for series in kept.values()]
+        for (name, series), adjusted in zip(kept.items(), without_drift(at, logs), strict=True):
+            samples = tuple(unpack(one.samples) for one in series) if metric == "LatencyP99" else ()
+            prepared[name].append(_Case(adjusted, samples, f"final: build {name}"))
+    return prepared
+
+
+def _value(cases: Sequence[_Case], shares: Floats, choose: Callable[[int], Indices | slice]) -> float:
+    return float(sum(share * one.value(choose(one.logs.size)) for share, one in zip(shares, cases, strict=True)))
+
+
+def _resampled(cases: Sequence[_Case], shares: Floats, halves: _Halves) -> Floats:
+    parts = [share * one.resampled(halves.draws(one.logs.size)) for share, one in zip(shares, cases, strict=True)]
+    return np.asarray(np.sum(parts, axis=0))
+
+
+def _message(
+    p: float | None, route: Interval | None, candidates: int, baselines: int, min_improvement: float, alpha: float
+) -> str:
+    if p is None or route is None:
+        return "no candidate to test; a default build is published"
+    found = (
+        f"gain of the route {route.estimate:+.2%} ({route.low:+.2%} to {route.high:+.2%}), "
+        f"{candidates} against {baselines} builds, p = {p:.2g} for more than {min_improvement:.2%}"
+    )
+    if p <= alpha:
+        return found
+    if smallest_p(candidates, baselines) > alpha:
+        return f"{found}: not proven, and so few builds cannot prove anything"
+    return f"{found}: not proven"

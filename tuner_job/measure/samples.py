@@ -1,0 +1,57 @@
+"""Samples as they are stored, and the session that holds them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner_job.api.base import InputError, TrtfleetError
+from tuner_job.api.measurement import Session
+
+Floats = npt.NDArray[np.float64]
+
+
+class InvalidTiming(TrtfleetError):
+    """A timer returned something that cannot be a latency."""
+
+    reason = "InvalidTiming"
+
+
+def pack(samples: Floats) -> str:
+    """Base64 of zlib of little-endian float32 seconds.
+
+    float32 keeps 7 digits, far below timer resolution. Equal samples give equal text.
+    """
+    return base64.b64encode(zlib.compress(np.asarray(samples, dtype="<f4").tobytes(), 9)).decode("ascii")
+
+
+def unpack(text: str) -> Floats:
+    """The samples in seconds, shape (count,); raises InputError if `text` was not made by `pack`."""
+    try:
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        return np.frombuffer(data, dtype="<f4").astype(np.float64)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise InputError(f"samples: not base64 of zlib of float32 seconds: {error}", reason="PoisonedRecord") from None
+
+
+def session(at: float, samples: Floats, throttled: bool = False) -> Session:
+    """A session from latencies in seconds, shape (count,).
+
+    Median and mean are those of the samples as stored, so that a reader who unpacks them finds the same numbers.
+    Raises InvalidTiming for no samples, or one that is not a positive number.
+    """
+    stored = np.asarray(samples, dtype="<f4").astype(np.float64)
+    if stored.ndim != 1 or stored.size == 0 or not np.all(np.isfinite(stored) & (stored > 0)):
+        raise InvalidTiming(f"timer: expected a row of positive seconds, got shape {stored.shape} with {stored[:3]} …")
+    return Session(
+        at=at,
+        median=float(np.median(stored)),
+        mean=float(np.mean(stored)),
+        count=stored.size,
+        samples=pack(stored),
+        throttled=throttled,
+    )
