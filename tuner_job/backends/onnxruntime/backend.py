@@ -1,0 +1,67 @@
+"""ONNX Runtime as an engine library that can be tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import onnxruntime as ort
+
+from tuner_job.api.child import ShapeCase
+from tuner_job.api.measurement import Candidate, Device
+from tuner_job.backends.onnxruntime import cuda
+from tuner_job.backends.onnxruntime.build import build_engine, external_files
+from tuner_job.backends.onnxruntime.engine import OrtEngine, ReferenceEngine
+from tuner_job.backends.onnxruntime.identity import allowed_cores, identify, usable_cores
+from tuner_job.backends.onnxruntime.knobs import knob_list, knobs, settings_of
+from tuner_job.backends.protocol import Engine, Unsupported
+
+
+class OnnxRuntimeBackend:
+    """ONNX Runtime on the CPU provider, or on the CUDA provider of the first visible GPU.
+
+    An engine file is an archive of the optimised model and the session's settings (`archive`). The empty route sets nothing.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, device: Literal["CPU", "GPU"]) -> None:
+        self._device = device
+        self._cores = allowed_cores()
+        self._knobs = knobs(device, usable_cores())
+        if device == "GPU":
+            ort.preload_dlls()  # CUDA and cuDNN from Python packages, where the system has none
+
+    def identify(self) -> Device:
+        return identify(self._device)
+
+    def versions(self) -> dict[str, str]:
+        versions = {"onnxruntime": ort.__version__}
+        if self._device == "GPU":
+            versions["cuda"] = cuda.driver().version()
+        return versions
+
+    def knob_list(self) -> str:
+        return knob_list(self._knobs)
+
+    def build(self, model: Path, cases: Sequence[ShapeCase], candidate: Candidate, engine: Path) -> str:
+        """Write the engine file; returns its fingerprint. Raises BuildRefused, Unsupported or BadModel.
+
+        Two engines with one fingerprint compute the same graph under the same session settings.
+        """
+        if candidate.settings:
+            raise Unsupported(
+                f"ONNX Runtime has no builder settings, so none of {', '.join(sorted(candidate.settings))}; use knobs"
+            )
+        settings = settings_of(candidate.route, self._knobs)
+        return build_engine(model, cases, settings, self._device, self._cores, engine)
+
+    def load(self, engine: Path) -> Engine:
+        """Raises InputError for a file that is not such an engine, and what ONNX Runtime raises."""
+        return OrtEngine(engine, self._device, self._cores)
+
+    def reference(self, model: Path) -> Engine:
+        """Raises BadModel, naming the reference runtime and its limit, when it cannot run the model."""
+        external_files(model)
+        return ReferenceEngine(model)

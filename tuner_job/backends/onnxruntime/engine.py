@@ -1,0 +1,98 @@
+"""Loaded engines."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from tuner_job.api.base import InputError
+from tuner_job.api.child import MeasureSettings
+from tuner_job.backends.onnxruntime.archive import MODEL, SessionFile, unpack
+from tuner_job.backends.onnxruntime.errors import explain_bad_model
+from tuner_job.backends.onnxruntime.session import BUILD_ERRORS, open_session
+from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings
+from tuner_job.backends.onnxruntime.timers import CpuTimer, CudaTimer
+from tuner_job.backends.protocol import BadModel, Tensors, Timer
+
+REFERENCE = LoadSettings(parallel=False, intra_threads=1, inter_threads=1)
+"""Single-threaded, so that sums are taken in one order."""
+
+
+class OrtEngine:
+    """An engine file, unpacked into a folder of its own under TMPDIR until `close`."""
+
+    def __init__(self, engine: Path, device: Literal["CPU", "GPU"], cores: tuple[int, ...]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ort-engine-")
+        try:
+            self._file = unpack(engine, Path(self._folder.name))
+            if self._file.device != device:
+                raise InputError(f"{engine.name}: built for a {self._file.device}, but this worker runs on a {device}")
+            self._device, self._cores = device, cores
+            self._session: ort.InferenceSession | None = self._open()
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    @property
+    def file(self) -> SessionFile:
+        """The settings that the engine carries."""
+        return self._file
+
+    def _open(self, **provider: str) -> ort.InferenceSession:
+        model = Path(self._folder.name) / MODEL
+        return open_session(model, self._file.load, self._file.graph, self._device, self._cores, provider=provider)
+
+    def run(self, inputs: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+        """One inference; arrays are copies in host memory."""
+        if self._session is None:
+            self._session = self._open()
+        return run_session(self._session, inputs)
+
+    def timer(self, inputs: Tensors, settings: MeasureSettings) -> Timer:
+        """On a GPU a timer has sessions of its own (a stream or a CUDA graph belongs to a session), and the engine's own is
+        dropped so that weights are not held twice; `run` makes it again."""
+        if self._device == "CPU":
+            if self._session is None:
+                self._session = self._open()
+            return CpuTimer(self._session, inputs, settings)
+        self._session = None
+        return CudaTimer(self._open, inputs, settings)
+
+    def close(self) -> None:
+        self._session = None
+        self._folder.cleanup()
+
+
+class ReferenceEngine:
+    """The source model on the CPU, unoptimised, single-threaded."""
+
+    def __init__(self, model: Path) -> None:
+        try:
+            self._session = open_session(model, REFERENCE, GraphSettings(level="disabled"), "CPU", ())
+        except BUILD_ERRORS as error:
+            raise BadModel(explain_bad_model(model.name, error, "the reference runtime")) from None
+
+    def run(self, inputs: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+        return run_session(self._session, inputs)
+
+    def timer(self, inputs: Tensors, settings: MeasureSettings) -> Timer:
+        return CpuTimer(self._session, inputs, settings)
+
+    def close(self) -> None:
+        """Nothing is held outside memory."""
+
+
+def run_session(session: ort.InferenceSession, inputs: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+    """Outputs by name. Raises InputError for an output that is not a tensor."""
+    names = [value.name for value in session.get_outputs()]
+    outputs: dict[str, npt.NDArray[np.generic]] = {}
+    for name, value in zip(names, session.run(names, dict(inputs)), strict=True):
+        if not isinstance(value, np.ndarray):
+            raise InputError(f"output {name} is a {type(value).__name__}, not a tensor; choose other outputs or another model")
+        outputs[name] = value
+    return outputs

@@ -1,0 +1,91 @@
+"""What this process runs on."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+from tuner_job.api.measurement import Device
+from tuner_job.backends.onnxruntime import cuda
+
+_FEATURES = (
+    (
+        "sse4_2",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx_vnni",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+    )
+    + ("amx_tile", "amx_int8", "amx_bf16", "amx_fp16")  # x86
+    + ("asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2", "sme")  # Arm
+)
+"""SIMD features for which ONNX Runtime has kernels of their own, in this order."""
+
+
+def identify(device: Literal["CPU", "GPU"]) -> Device:
+    """The device class. Raises TrtfleetError where a GPU is asked for and there is none."""
+    if device == "GPU":
+        driver, nvml = cuda.driver(), cuda.nvml()
+        return Device(
+            type="GPU",
+            product=nvml.product(),
+            mig_profile=nvml.mig_profile(),
+            compute_capability=driver.compute_capability(),
+            driver=nvml.driver(),
+        )
+    product, features = cpu_model(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    return Device(
+        type="CPU",
+        product=product or platform.machine(),
+        count=usable_cores(),
+        compute_capability=",".join(features),
+        driver=platform.release(),
+    )
+
+
+def cpu_model(cpuinfo: str) -> tuple[str, tuple[str, ...]]:
+    """Model name and SIMD features of the first processor in /proc/cpuinfo's text."""
+    fields: dict[str, str] = {}
+    for line in cpuinfo.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip().lower()] = value.strip()
+    present = set(fields.get("flags", fields.get("features", "")).split())
+    arm = " ".join(fields[key] for key in ("cpu implementer", "cpu part", "cpu variant") if key in fields)
+    return fields.get("model name") or arm, tuple(name for name in _FEATURES if name in present)
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """The CPU numbers that this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def usable_cores() -> int:
+    """Cores worth of CPU time: the allowed cores, or less where a container's quota says so."""
+    cores = len(allowed_cores())
+    quota = _quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _quota() -> float | None:
+    """CPU quota of the container in cores, from cgroup v2 or v1; None when unlimited or unreadable."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+        period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError):
+        return None
