@@ -294,6 +294,20 @@ class BeatRecord(Record):
     at: str
 
 
+class EndRecord(Record):
+    """`runs/<run>/ends/<worker id>.json`: how a worker process ended. Whoever knows first writes it, once.
+
+    It outlives the beat, which a restarted worker of the same name overwrites.
+    """
+
+    kind: Literal["End"] = "End"
+    worker: str
+    worker_id: str
+    cause: Literal["stopped", "explained", "outOfMemory", "unexplained"]
+    detail: str = ""
+    at: str
+
+
 class StopRecord(Record):
     """`runs/<run>/stop/<attempt>.json`: workers of the attempt stop before their next trial."""
 

@@ -8,8 +8,10 @@ runs/<run>/run.json                        what is tuned
            ends/<worker id>.json           how a worker process ended
            stop/<attempt>.json             tells the workers of an attempt to stop
            verdict.json                    what the final found
+           retired.json                    the run is about to be collected: nothing of it may be published any more
 ledger/<identity>/<candidate>.json         results that other runs may reuse
-blobs|manifests|attestations/sha256/<d>    by content
+blobs|manifests/sha256/<d>                 by content
+attestations/sha256/<d>/<key id>           about manifest d, by one signing key
 pointers/<cluster>/<namespace>/<job>/<target>/<runtime version>.json
 .probe/                                    left empty by the honesty probe
 
@@ -80,7 +82,7 @@ def beat(run: str, worker: str) -> str:
     return f"{RUNS}/{run}/workers/{worker}.json"
 
 
-def beats_prefix(run: str) -> str:
+def beats(run: str) -> str:
     return f"{RUNS}/{run}/workers"
 
 
@@ -96,6 +98,10 @@ def verdict(run: str) -> str:
     return f"{RUNS}/{run}/verdict.json"
 
 
+def retired(run: str) -> str:
+    return f"{RUNS}/{run}/retired.json"
+
+
 def ledger(identity: str, candidate: Candidate) -> str:
     return f"{LEDGER}/{identity}/{candidate.id}.json"
 
@@ -109,8 +115,13 @@ def manifest(digest: str) -> str:
 
 
 def attestation(manifest_digest: str) -> str:
-    """Of the manifest with that digest."""
+    """Folder of what was attested about the manifest with that digest."""
     return f"{ATTESTATIONS}/{manifest_digest}"
+
+
+def attestation_by(manifest_digest: str, key_id: str) -> str:
+    """What one signing key attested; a key of its own, so that another signer, or the next key, can add its own."""
+    return f"{attestation(manifest_digest)}/{key_id}"
 
 
 def pointer(owner: Owner, target: str, runtime_version: str) -> str:
@@ -124,8 +135,8 @@ def pointers_prefix(owner: Owner) -> str:
 def part(text: str) -> str:
     """Any text as one part of a key; different texts give different parts.
 
-    Letters, digits, `-`, `_` and inner dots stay; other bytes of the UTF-8 form become `~XX`, nothing becomes `~`, and a long text
-    is cut and ends in `~~` and its digest.
+    Letters, digits, `-`, `_` and inner dots stay; other bytes of the UTF-8 form become `~XX`, nothing becomes `~`, and a long
+    text is cut and ends in `~~` and its digest.
     """
     out = "".join(
         character if character in _PLAIN and not (position == 0 and character == ".") else _escaped(character)
