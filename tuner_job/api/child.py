@@ -110,7 +110,7 @@ class ChildRequest(Model):
     model: str = ""
     """Path of the ONNX file of the candidate's variant; external data lies beside it."""
     cases: tuple[ShapeCase, ...] = ()
-    """At least one; a model without dynamic axes has one case with no tensors."""
+    """At least one, each with a shape for every input, and a range for every dynamic one (model.shapes.resolve_cases)."""
     candidate: Candidate = Candidate()
     references: str = ""
     """Folder of references (accuracy.references)."""
