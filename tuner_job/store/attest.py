@@ -223,8 +223,11 @@ def statements(
 
 
 def attest(both: tuple[Statement, Statement], signer: Signer) -> bytes:
-    """The bundle: an envelope a line."""
-    return b"".join(seal(statement.to_json(), (signer,)) + b"\n" for statement in both)
+    """The bundle: an envelope a line. Raises InputError if it would be too long to be read."""
+    bundle = b"".join(seal(statement.to_json(), (signer,)) + b"\n" for statement in both)
+    if len(bundle) > MAX_BUNDLE_BYTES:
+        raise InputError(f"attestation of {len(bundle)} bytes; at most {MAX_BUNDLE_BYTES} are allowed: shorten the job's inputs")
+    return bundle
 
 
 def check(bundle: bytes, manifest: Digest, trust: TrustRoot, where: str) -> Attested:
