@@ -1,0 +1,194 @@
+"""The first worker's work: freeze what the run rests on, and end wrong input with one clear line before anything is searched."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+
+import numpy as np
+
+from tuner_job.accuracy.archive import pack
+from tuner_job.accuracy.gate import check_thresholds, judge
+from tuner_job.accuracy.references import load
+from tuner_job.accuracy.user_references import import_user_references
+from tuner_job.accuracy.weakness import warnings
+from tuner_job.api.base import InputError, TrtfleetError, digest_of
+from tuner_job.api.child import ChildReport, ShapeCase
+from tuner_job.api.measurement import BASELINE, Device, Losses
+from tuner_job.api.messages import DiscoveryRecord, PilotBuild, RuntimeIdentity
+from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.rounds import space_of, strategy_of
+from tuner_job.campaign.workspace import Workspace
+from tuner_job.measure.variance import components, session_logs
+from tuner_job.model.inspect import ModelInfo, check_variant, inspect
+from tuner_job.model.shapes import resolve_cases
+from tuner_job.search.rounds import Budget
+from tuner_job.store.blobs import put_blob_file
+from tuner_job.store.ledger import identity
+from tuner_job.trial.environment import steering
+from tuner_job.trial.supervisor import TrialEnd
+
+PILOT_BUILDS = 4
+"""Default builds whose spread tells build variance from session variance."""
+
+log = logging.getLogger("trtfleet.worker")
+
+
+class BaselineFails(InputError):
+    """The unchanged model does not pass; nothing that is built from it could be trusted."""
+
+    reason = "BaselineFails"
+
+
+class DiscoveryFailed(TrtfleetError):
+    """The machine failed, not the input."""
+
+    reason = "DiscoveryFailed"
+
+
+def discover(space: Workspace) -> DiscoveryRecord:
+    """Everything that later workers rely on. Raises InputError (the user's), TrtfleetError (the machine's) or Stopped."""
+    inputs = space.run.inputs
+    check_thresholds(inputs.accuracy.metric, inputs.accuracy.threshold, inputs.accuracy.screening_threshold)
+    variants = space.fetch_models(inputs.variants)
+    info = _inspected(space)
+    cases = resolve_cases(info, inputs.cases)
+    device, described = describe(space)
+    require_runtime(inputs.runtime, described.versions)
+    knobs = described.knobs or ""
+    search_space = space_of(inputs, knobs)
+    strategy_of(inputs).estimate(search_space, Budget(inputs.search.max_trials, 0, inputs.search.max_trials))
+    references_digest = _references(space, info, cases)
+    pilot, losses = _pilot(space, cases, references_digest)
+    noise = components([session_logs(build.timing, cases, inputs.measure.metric) for build in pilot])
+    environment = steering(os.environ, {})
+    knobs_digest = digest_of(knobs.encode())
+    return DiscoveryRecord(
+        run=space.run.run,
+        device=device,
+        versions=described.versions,
+        knobs=knobs,
+        knobs_digest=knobs_digest,
+        identity=identity(
+            inputs,
+            variants=variants,
+            cases=cases,
+            device=device,
+            versions=described.versions,
+            knobs_digest=knobs_digest,
+            references_digest=references_digest,
+            environment=environment,
+        ),
+        variants=variants,
+        cases=cases,
+        references_digest=references_digest,
+        references_blob=_store_references(space),
+        baseline_losses=losses,
+        pilot=pilot,
+        build_sd=noise.build_sd,
+        session_sd=noise.session_sd,
+        trial_seconds=float(np.median([build.seconds for build in pilot])),
+        environment=environment,
+    )
+
+
+def _inspected(space: Workspace) -> ModelInfo:
+    """The base variant's interface; every other variant must share it."""
+    names = [variant.name for variant in space.run.inputs.variants]
+    base = names[0] if BASELINE.variant not in names else BASELINE.variant
+    info = inspect(space.models[base])
+    for name in names:
+        if name != base:
+            check_variant(info, inspect(space.models[name]), name)
+    return info
+
+
+def describe(space: Workspace) -> tuple[Device, ChildReport]:
+    """The device that this worker has, with knob list and versions."""
+    report = good(space.insist(space.request("describe", None)), "describing the device")
+    if report.device is None:
+        raise DiscoveryFailed("the backend did not say which device it has")
+    return report.device, report
+
+
+def require_runtime(runtime: RuntimeIdentity, versions: dict[str, str]) -> None:
+    """The library that is here must be the one that the run names."""
+    actual = next(iter(versions.values()), "none")
+    if actual != runtime.version:
+        raise InputError(
+            f"runtime: the run is for {runtime.family} {runtime.version}, but this worker has {actual}; "
+            f"use the image (or install the version) that the TunerRuntime names",
+            reason="RuntimeMismatch",
+        )
+
+
+def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...]) -> str:
+    """Fill the references folder, by the user's files or by the unoptimised model; returns its digest."""
+    accuracy = space.run.inputs.accuracy
+    folder = space.root / "references"
+    if accuracy.source == "References":
+        import_user_references(space.user_references(accuracy.uri), folder, cases, info.inputs, info.outputs, accuracy.outputs)
+    else:
+        request = space.request("reference", folder, cases=cases, tensors=info.inputs, seed=space.run.seed)
+        good(space.insist(request), "making references with the unoptimised model")
+    space.references = folder
+    references = load(folder)
+    for line in warnings(
+        references, metric=accuracy.metric, threshold=accuracy.threshold, atol=accuracy.atol, rtol=accuracy.rtol
+    ):
+        log.warning("references: %s", line)
+    return references.digest
+
+
+def _store_references(space: Workspace) -> str:
+    archive = space.root / "references.archive"
+    assert space.references is not None
+    pack(space.references, archive)
+    with archive.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    put_blob_file(space.store, archive, digest)
+    archive.unlink()
+    return digest
+
+
+def _pilot(space: Workspace, cases: tuple[ShapeCase, ...], references_digest: str) -> tuple[tuple[PilotBuild, ...], Losses]:
+    """Default builds, each one checked against the final threshold: nothing may rest on a baseline that fails."""
+    builds = []
+    losses: Losses | None = None
+    for number in range(PILOT_BUILDS):
+        request = space.request(
+            "trial",
+            space.root / f"pilot-{number}",
+            cases=cases,
+            references_digest=references_digest,
+            seed=space.run.seed + number,
+        )
+        end = space.insist(request)
+        report = good(end, "the default build")
+        if report.engine is None or report.losses is None:
+            raise DiscoveryFailed("the default build reported no engine or no losses")
+        _gate_baseline(space, report.losses)
+        losses = losses or report.losses
+        builds.append(PilotBuild(engine=report.engine, timing=report.timing, seconds=end.seconds["total"]))
+    assert losses is not None
+    return tuple(builds), losses
+
+
+def _gate_baseline(space: Workspace, losses: Losses) -> None:
+    accuracy = space.run.inputs.accuracy
+    passed, why = judge(losses, accuracy.metric, accuracy.threshold)
+    if not passed:
+        raise BaselineFails(
+            f"the default build fails its own accuracy check: {why}; no candidate could be trusted: "
+            f"check the references, or raise accuracy.threshold if such a loss is fine for this model"
+        )
+
+
+def good(end: TrialEnd, what: str) -> ChildReport:
+    """The report of a child that had to succeed."""
+    if end.outcome is Outcome.FEASIBLE and end.report is not None:
+        return end.report
+    if end.outcome is Outcome.INFRASTRUCTURE:
+        raise DiscoveryFailed(f"{what} ended in {end.phase} by a failure of the machine, each time: {end.reason}")
+    raise BaselineFails(f"{what} ended {end.outcome} in {end.phase}: {end.reason}")

@@ -1,0 +1,16 @@
+"""Exit codes of a worker. The Job's podFailurePolicy has a rule for each, so they are API."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class WorkerExit(IntEnum):
+    """What a worker's end means to whoever started it."""
+
+    NOTHING_LEFT = 0
+    BAD_INPUT = 64  # no worker could do better: fail the Job
+    WRONG_DEVICE = 65  # this node is of another device class: fail the index
+    STORE_UNUSABLE = 66  # retry later
+    STOPPED = 67  # told to stop: not a failure
+    INTERNAL = 70  # counts towards the backoff limit

@@ -1,0 +1,103 @@
+"""The worker loop of explore: claim, run, record, repeat; whoever finds a round complete folds it and plans the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tuner_job.api.base import digest_of
+from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
+from tuner_job.campaign import rounds
+from tuner_job.campaign.baseline import Baseline
+from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.trials import TrialRunner
+from tuner_job.store import layout
+from tuner_job.store.beats import Heart
+from tuner_job.store.objects import ObjectStore
+from tuner_job.store.records import create_record, read_record
+from tuner_job.store.tries import Claim, Claims, Done
+
+
+class Explorer:
+    """One worker's part in the explore rounds of a run."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        reader: RunReader,
+        claims: Claims,
+        runner: TrialRunner,
+        baseline: Baseline,
+        heart: Heart,
+        *,
+        index: int,
+        check_stop: Callable[[], None],
+        wait: Callable[[float], None],
+        deadline_seconds: float = 0.0,
+        poll_seconds: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._claims = claims
+        self._runner = runner
+        self._baseline = baseline
+        self._heart = heart
+        self._index = index
+        self._check_stop = check_stop
+        self._wait = wait
+        self._poll = poll_seconds
+        self._clock = clock
+        self._deadline = clock() + deadline_seconds if deadline_seconds > 0 else None
+        self._first_seen: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Until a plan for the final exists. Raises Stopped from `check_stop` or a trial."""
+        while True:
+            self._check_stop()
+            plan = self._reader.plans()[-1]
+            if plan.stage == "final":
+                return
+            self._first_seen.setdefault(plan.round, self._clock())
+            out_of_time = self._deadline is not None and self._clock() >= self._deadline
+            late = self._clock() - self._first_seen[plan.round] >= self._round_limit()
+            if not out_of_time and not late and self._run_one(plan):
+                continue
+            if out_of_time or late or all(self._reader.result(t.trial) for t in plan.trials):
+                self._fold(plan, out_of_time=out_of_time)
+            else:
+                self._wait(self._poll)
+
+    def _round_limit(self) -> float:
+        search = self._reader.run.inputs.search
+        return search.round_deadline_seconds or 4 * search.trial_seconds
+
+    def _run_one(self, plan: PlanRecord) -> bool:
+        """Claim and run the first free trial; False when every trial is done or in other hands."""
+        for planned in own_first(plan.trials, self._index, self._reader.run.shards):
+            if self._reader.known(planned.trial):
+                continue
+            claim = self._claims.claim(planned.trial, planned.candidate)
+            if isinstance(claim, Claim):
+                self._record(planned, claim)
+                return True
+            if isinstance(claim, Done):
+                self._reader.result(planned.trial)
+        return False
+
+    def _record(self, planned: PlannedTrial, claim: Claim) -> None:
+        """Run the trial and store its result before anything else is begun. A result that came first stands."""
+        result = self._runner.run(planned, claim, self._baseline)
+        create_record(self._store, layout.result(result.run, result.trial), result)
+        self._heart.finished(result.seconds.get("total", 0.0))
+
+    def _fold(self, plan: PlanRecord, *, out_of_time: bool) -> None:
+        """Seal the round and write the next plan. Losing either race is harmless: the winner's record is read back."""
+        run = self._reader.run
+        digests = {t.trial: digest_of(r.to_json()) for t in plan.trials if (r := self._reader.result(t.trial))}
+        key = layout.seal(run.run, plan.round)
+        create_record(self._store, key, rounds.seal(run, plan, digests))
+        if read_record(self._store, key, SealRecord) is None:
+            return
+        following = rounds.next_plan(self._reader.fold(), out_of_time=out_of_time)
+        create_record(self._store, layout.plan(run.run, following.round), following)

@@ -1,0 +1,250 @@
+"""The final: fresh builds of one candidate against twice as many fresh default builds, timed in turn, decided at build level."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from tuner_job.accuracy.gate import judge
+from tuner_job.api.measurement import BASELINE, Candidate, EngineFile, Losses, Session
+from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
+from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.baseline import BaselineFailed
+from tuner_job.campaign.rounds import FINAL_BUILDS
+from tuner_job.campaign.workspace import Workspace
+from tuner_job.measure.decision import Decision, decide
+from tuner_job.measure.final import FinalDesign, design
+from tuner_job.measure.samples import unpack
+from tuner_job.measure.variance import pilot_components
+from tuner_job.store.blobs import put_blob, put_blob_file
+from tuner_job.store.records import timestamp
+from tuner_job.trial.supervisor import TrialEnd
+
+PASSES = 2
+"""Timing processes: each loads the engines anew, so that no verdict rests on one process's memory layout."""
+
+ENGINE_MEMORY = 4
+"""Resident bytes of a loaded engine are taken as so many times its file, …"""
+
+ENGINE_FLOOR = 96 << 20
+"""… and at least so many."""
+
+
+@dataclass(frozen=True)
+class _Build:
+    name: str
+    path: Path
+    engine: EngineFile
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Why the candidate is out before any timing."""
+
+    reason: str
+    message: str
+
+
+class Final:
+    """Proves or refutes the pick of an explore stage."""
+
+    def __init__(self, space: Workspace, discovery: DiscoveryRecord, plan: PlanRecord, step: Callable[[str], None]) -> None:
+        self._space = space
+        self._inputs = space.run.inputs
+        self._discovery = discovery
+        self._pick = plan.pick
+        self._step = step
+        self._rng = np.random.default_rng([space.run.seed, plan.round])
+
+    def verdict(self) -> VerdictRecord:
+        """Build, check, time, decide, and store the blobs that the verdict names. Raises Stopped, BaselineFailed."""
+        started = time.monotonic()
+        plan = design(
+            pilot_components(self._discovery, self._inputs.measure.metric),
+            self._inputs.measure,
+            self._inputs.min_improvement,
+            build_seconds=self._discovery.trial_seconds,
+            budget_seconds=self._budget(),
+        )
+        builds, lost = self._builds(plan)
+        sessions = self._time(plan, builds)
+        candidates = [] if self._pick is None or lost else [b.name for b in builds if b.name.startswith("candidate-")]
+        decision = decide(
+            sessions,
+            candidates,
+            [b.name for b in builds if b.name.startswith("baseline-")],
+            weights=[case.weight for case in self._discovery.cases],
+            metric=self._inputs.measure.metric,
+            min_improvement=self._inputs.min_improvement,
+            seed=self._space.run.seed,
+        )
+        return self._record(plan, builds, lost, sessions, decision, time.monotonic() - started)
+
+    def _budget(self) -> float:
+        """Device seconds that the run's budget keeps back for the final; without a budget, no limit."""
+        if self._inputs.search.device_seconds <= 0:
+            return float("inf")
+        return FINAL_BUILDS * self._discovery.trial_seconds
+
+    def _builds(self, plan: FinalDesign) -> tuple[list[_Build], _Lost | None]:
+        """All builds in a shuffled order, so that a machine that warms up or cools down favours neither side."""
+        names = [f"baseline-{k}" for k in range(1, plan.baseline_repeats + 1)]
+        if self._pick is not None:
+            names += [f"candidate-{k}" for k in range(1, plan.repeats + 1)]
+        done: list[_Build] = []
+        lost: _Lost | None = None
+        for position, index in enumerate(self._rng.permutation(len(names))):
+            name = names[index]
+            is_candidate = name.startswith("candidate-")
+            if is_candidate and lost:
+                continue
+            self._step(f"build {position + 1}/{len(names)}")
+            built = self._build(name, self._pick if is_candidate and self._pick else BASELINE)
+            if isinstance(built, _Lost):
+                if not is_candidate:
+                    raise BaselineFailed(f"the final's {name}: {built.message}")
+                lost = built
+                continue
+            done.append(built)
+        if lost:
+            done = [build for build in done if not build.name.startswith("candidate-")]
+        return done, lost
+
+    def _build(self, name: str, candidate: Candidate) -> _Build | _Lost:
+        output = self._space.root / "final" / name
+        request = self._space.request(
+            "build",
+            output,
+            cases=self._discovery.cases,
+            candidate=candidate,
+            references_digest=self._discovery.references_digest,
+            seed=self._space.run.seed,
+        )
+        end = self._space.insist(request)
+        report = end.report
+        if end.outcome is not Outcome.FEASIBLE or report is None or report.engine is None or report.losses is None:
+            reason = "AccuracyFailedInFinal" if end.outcome is Outcome.INVALID_OUTPUT else "BuildFailedInFinal"
+            return _Lost(reason, f"build {name} ended {end.outcome} in {end.phase}: {end.reason}")
+        accuracy = self._inputs.accuracy
+        passed, why = judge(report.losses, accuracy.metric, accuracy.threshold)
+        if not passed:
+            return _Lost("AccuracyFailedInFinal", f"build {name}: {why}")
+        return _Build(name, output / "engine", report.engine, report.losses)
+
+    def _time(self, plan: FinalDesign, builds: Sequence[_Build]) -> dict[str, list[list[Session]]]:
+        """Sessions per build and case, on one clock. Every pass times shuffled batches of what fits in memory."""
+        found: dict[str, list[list[Session]]] = {b.name: [[] for _ in self._discovery.cases] for b in builds}
+        per_pass = -(-plan.sessions // PASSES)
+        clock_zero = time.monotonic()
+        for number in range(PASSES):
+            for batch in self._batches(builds):
+                self._step(f"timing pass {number + 1}/{PASSES}")
+                offset = time.monotonic() - clock_zero
+                end = self._timed(plan, batch, per_pass)
+                assert end.report is not None
+                for name, timings in end.report.timings.items():
+                    for case, timing in enumerate(timings):
+                        found[name][case] += [s.model_copy(update={"at": s.at + offset}) for s in timing.sessions]
+        return found
+
+    def _timed(self, plan: FinalDesign, batch: Sequence[_Build], sessions: int) -> TrialEnd:
+        request = self._space.request(
+            "time",
+            None,
+            references_digest=self._discovery.references_digest,
+            cases=self._discovery.cases,
+            engines={build.name: build.path for build in batch},
+            measure=plan.settings(self._inputs.measure).model_copy(update={"sessions": sessions}),
+            seed=int(self._rng.integers(1 << 31)),
+        )
+        end = self._space.insist(request)
+        if end.outcome is not Outcome.FEASIBLE or end.report is None:
+            raise BaselineFailed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}")
+        return end
+
+    def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:
+        """Shuffled batches that fit in half of the free memory, candidate and default builds mixed alike."""
+        largest = max(max(ENGINE_FLOOR, ENGINE_MEMORY * b.engine.size) for b in builds)
+        room = max(3, int(psutil.virtual_memory().available / 2 // largest))
+        count = -(-len(builds) // room)
+        batches: list[list[_Build]] = [[] for _ in range(count)]
+        for side in ("candidate-", "baseline-"):
+            own = [b for b in builds if b.name.startswith(side)]
+            for position, index in enumerate(self._rng.permutation(len(own))):
+                batches[position % count].append(own[index])
+        return [batch for batch in batches if batch]
+
+    def _record(
+        self,
+        plan: FinalDesign,
+        builds: Sequence[_Build],
+        lost: _Lost | None,
+        sessions: Mapping[str, Sequence[Sequence[Session]]],
+        decision: Decision,
+        seconds: float,
+    ) -> VerdictRecord:
+        by_name = {build.name: build for build in builds}
+        chosen = by_name[decision.published]
+        put_blob_file(self._space.store, chosen.path, chosen.engine.digest)
+        samples = put_blob(self._space.store, _packed_samples(sessions))
+        if decision.significant:
+            reason, message = "Proven", decision.message
+        elif lost is not None:
+            reason, message = lost.reason, lost.message
+        elif self._pick is None:
+            reason, message = "NoCandidate", "no candidate was faster than the default in explore"
+        else:
+            reason, message = "NoSignificantWin", decision.message
+        return VerdictRecord(
+            run=self._space.run.run,
+            inputs_digest=self._space.run.inputs_digest,
+            identity=self._discovery.identity,
+            device=self._discovery.device,
+            candidate=self._pick or BASELINE,
+            significant=decision.significant,
+            reason=reason,
+            message=message,
+            p_value=decision.p_value,
+            route_gain=decision.route_gain,
+            published=self._pick if decision.significant and self._pick else BASELINE,
+            engine=chosen.engine,
+            engine_gain=decision.engine_gain,
+            engine_percentile=decision.engine_percentile,
+            losses=chosen.losses,
+            latency_seconds=decision.latency_seconds,
+            baseline_seconds=decision.baseline_seconds,
+            builds=tuple(
+                FinalBuild(
+                    name=build.name,
+                    engine=build.engine,
+                    losses=build.losses,
+                    sessions=tuple(tuple(s.model_copy(update={"samples": ""}) for s in case) for case in sessions[build.name]),
+                )
+                for build in sorted(builds, key=lambda b: b.name)
+            ),
+            samples_blob=samples,
+            method={**decision.method, "power": plan.statement, "passes": str(PASSES)},
+            seconds=seconds,
+            finished_at=timestamp(),
+        )
+
+    def close(self) -> None:
+        shutil.rmtree(self._space.root / "final", ignore_errors=True)
+
+
+def _packed_samples(sessions: Mapping[str, Sequence[Sequence[Session]]]) -> bytes:
+    """Every sample: {build: [case: [session: [seconds]]]}, gzip JSON, the same bytes for the same samples."""
+    plain = {
+        name: [[[float(f"{value:.7g}") for value in unpack(session.samples)] for session in case] for case in cases]
+        for name, cases in sessions.items()
+    }
+    return gzip.compress(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode(), mtime=0)

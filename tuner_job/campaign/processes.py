@@ -1,0 +1,62 @@
+"""Names of processes that tell, on the same machine, whether the process is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+
+
+def own_id() -> str:
+    """`<host>.<pid>.<start>`: unique to this process; a restarted pod or a reused pid gives another."""
+    return f"{_host()}.{os.getpid()}.{_start(os.getpid())}"
+
+
+def is_gone(worker_id: str) -> bool | None:
+    """Whether the process of that name has ended; None when it runs (or ran) on another machine or before a reboot."""
+    host, _, rest = worker_id.partition(".")
+    pid, _, start = rest.partition(".")
+    if host != _host() or not pid.isdigit():
+        return None
+    return _start(int(pid)) != start
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL this process when the parent's starting thread ends; exits at once if the parent is gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _host() -> str:
+    """Names this boot of this machine and this process namespace."""
+    parts = []
+    for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
+        try:
+            parts.append(Path(path).read_text().strip())
+        except OSError:
+            parts.append("")
+    try:
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        parts.append("")
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
+
+
+def _start(pid: int) -> str:
+    """Start time of a process as the kernel counts it; "" when there is none or it is a zombie."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        return f"{process.create_time():.2f}".replace(".", "")
+    except psutil.Error:
+        return ""

@@ -1,0 +1,184 @@
+"""From sealed results to the next plan: a pure, seeded function, so that any two planners write the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tuner_job.accuracy.gate import judge
+from tuner_job.api.messages import (
+    AccuracyInput,
+    DiscoveryRecord,
+    PlannedTrial,
+    PlanRecord,
+    ResultRecord,
+    RunInputs,
+    RunRecord,
+    SealRecord,
+    trial_id,
+)
+from tuner_job.api.outcome import Outcome
+from tuner_job.measure.controls import Score, scores
+from tuner_job.routes.knobs import parse_knob_list
+from tuner_job.routes.select import select
+from tuner_job.search.pick import pick
+from tuner_job.search.registry import strategy
+from tuner_job.search.rounds import Budget, Done, Observation, Strategy
+from tuner_job.search.space import Space
+
+FINAL_BUILDS = 15
+"""Builds that a device-time budget keeps back for the final (5 of the candidate, 10 of the default)."""
+
+LARGEST_ROUND = 256
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Everything that explore knows at one moment: the sealed rounds and what their trials found."""
+
+    run: RunRecord
+    discovery: DiscoveryRecord
+    plans: tuple[PlanRecord, ...]
+    """Explore rounds 1 to n, in order."""
+    seals: tuple[SealRecord, ...]
+    """Of the same rounds."""
+    results: Mapping[str, ResultRecord]
+    """Trial → result, for every folded trial."""
+
+    @property
+    def folded(self) -> tuple[ResultRecord, ...]:
+        return tuple(self.results[item.trial] for seal in self.seals for item in seal.folded)
+
+
+def space_of(inputs: RunInputs, knob_text: str) -> Space:
+    """The knobs, settings and variants to search. Raises InputError for an unknown knob or value, with the nearest names."""
+    knobs = parse_knob_list(knob_text)
+    search = inputs.search
+    return Space(
+        knobs=knobs,
+        choices=select(knobs, search.include, search.exclude, search.values),
+        settings=search.settings,
+        variants=tuple(variant.name for variant in inputs.variants),
+    )
+
+
+def first_plan(run: RunRecord, discovery: DiscoveryRecord) -> PlanRecord:
+    """Round 1."""
+    return next_plan(Fold(run, discovery, (), (), {}), out_of_time=False)
+
+
+def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRecord:
+    """Close a round over the results that exist; `digests` maps trial → digest of its result record."""
+    return SealRecord.model_validate(
+        {
+            "run": run.run,
+            "round": plan.round,
+            "folded": [{"trial": t.trial, "digest": digests[t.trial]} for t in plan.trials if t.trial in digests],
+            "carried_over": [t.trial for t in plan.trials if t.trial not in digests],
+        }
+    )
+
+
+def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
+    """The plan of the round after the last sealed one: more trials, or the pick for the final."""
+    number = len(fold.plans) + 1
+    carried = _carried(fold)
+    budget = _budget(fold)
+    done = "the deadline for exploring has passed" if out_of_time else ""
+    if not done and budget.spent >= budget.trials:
+        done = f"the budget of {budget.trials} trials is used up"
+    if not done:
+        answer = strategy_of(fold.run.inputs).next_round(
+            space_of(fold.run.inputs, fold.discovery.knobs),
+            observations(fold),
+            budget,
+            fold.run.seed,
+            [trial.candidate for trial in carried],
+        )
+        if not isinstance(answer, Done):
+            fresh = tuple(
+                PlannedTrial(
+                    trial=trial_id(number, index),
+                    candidate=proposal.candidate,
+                    shard=index % fold.run.shards,
+                    reason=proposal.reason,
+                    repeat=proposal.repeat,
+                )
+                for index, proposal in enumerate(answer)
+            )
+            return PlanRecord(
+                run=fold.run.run, round=number, stage="explore", trials=carried + fresh, reason=f"{len(fresh)} new candidates"
+            )
+        done = answer.reason
+    chosen = pick(observations(fold, final_gate=True), space_of(fold.run.inputs, fold.discovery.knobs), fold.discovery.build_sd)
+    return PlanRecord(
+        run=fold.run.run,
+        round=number,
+        stage="final",
+        pick=chosen.candidate if chosen else None,
+        pick_gain=chosen.gain if chosen else None,
+        reason=done,
+    )
+
+
+def observations(fold: Fold, *, final_gate: bool = False) -> tuple[Observation, ...]:
+    """The search's view of the folded results, in fold order.
+
+    With `final_gate`, whatever already fails the final threshold counts as infeasible: screening is looser.
+    """
+    folded = fold.folded
+    by_trial: Mapping[str, Score] = scores(folded, fold.discovery, fold.run.inputs.measure.metric)
+    views = []
+    for result in folded:
+        score = by_trial.get(result.trial)
+        view = Observation(
+            trial=result.trial,
+            candidate=result.candidate,
+            outcome=result.outcome,
+            log_ratio=score.log_ratio if score else None,
+            sd=score.sd if score else None,
+            fingerprint=result.engine.fingerprint if result.engine else "",
+            seconds=result.seconds.get("total", 0.0),
+        )
+        if final_gate and result.outcome is Outcome.FEASIBLE and not passes_final(result, fold.run.inputs.accuracy):
+            view = replace(view, outcome=Outcome.INFEASIBLE)
+        views.append(view)
+    return tuple(views)
+
+
+def passes_final(result: ResultRecord, accuracy: AccuracyInput) -> bool:
+    """Whether the losses of an explored engine would pass the final gate."""
+    return result.losses is not None and judge(result.losses, accuracy.metric, accuracy.threshold)[0]
+
+
+def device_seconds(results: Sequence[ResultRecord], discovery: DiscoveryRecord) -> float:
+    """Device time that the pilot and these results used."""
+    return sum(build.seconds for build in discovery.pilot) + sum(r.seconds.get("total", 0.0) for r in results)
+
+
+def strategy_of(inputs: RunInputs) -> Strategy:
+    """The run's strategy. Raises InputError for an unknown one or a wrong option."""
+    options = dict(inputs.search.options)
+    if inputs.search.expression:
+        options["expression"] = inputs.search.expression
+    return strategy(inputs.search.strategy, options)
+
+
+def _carried(fold: Fold) -> tuple[PlannedTrial, ...]:
+    if not fold.seals:
+        return ()
+    planned = {trial.trial: trial for plan in fold.plans for trial in plan.trials}
+    return tuple(planned[trial] for trial in fold.seals[-1].carried_over)
+
+
+def _budget(fold: Fold) -> Budget:
+    search = fold.run.inputs.search
+    planned = len({trial.trial for plan in fold.plans for trial in plan.trials})
+    trials = search.max_trials
+    if search.device_seconds > 0:
+        per_trial = max(fold.discovery.trial_seconds, 1e-3)
+        reserved = FINAL_BUILDS * per_trial
+        left = search.device_seconds - reserved - device_seconds(fold.folded, fold.discovery)
+        trials = min(trials, planned + max(0, int(left / per_trial)))
+    limit = min(LARGEST_ROUND, max(4 * fold.run.shards, search.max_trials // 4, 8))
+    return Budget(trials=trials, spent=planned, round_limit=limit, workers=fold.run.shards)

@@ -1,0 +1,137 @@
+"""What a worker does in each stage, and how it leaves the stage's record behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuner_job.api.base import TrtfleetError
+from tuner_job.api.measurement import BASELINE
+from tuner_job.api.messages import DISCOVER, FINAL, DiscoveryRecord
+from tuner_job.campaign import rounds
+from tuner_job.campaign.baseline import Baseline
+from tuner_job.campaign.discover import describe, discover, require_runtime
+from tuner_job.campaign.explore import Explorer
+from tuner_job.campaign.final import Final
+from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.trials import TrialRunner
+from tuner_job.campaign.workspace import Workspace
+from tuner_job.store import layout
+from tuner_job.store.beats import Heart
+from tuner_job.store.ledger import Ledger
+from tuner_job.store.objects import StoreUnavailable
+from tuner_job.store.probe import probe
+from tuner_job.store.records import create_record
+from tuner_job.store.tries import Claim, Claims, Done
+
+log = logging.getLogger("trtfleet.worker")
+
+
+class WrongDevice(TrtfleetError):
+    """This worker's device is not of the class that discover froze."""
+
+    reason = "WrongDevice"
+
+
+@dataclass(frozen=True)
+class Post:
+    """A worker at its post: what every stage needs."""
+
+    space: Workspace
+    reader: RunReader
+    heart: Heart
+    claims: Claims
+    index: int
+    check_stop: Callable[[], None]
+    """Raises Stopped when the worker was told to stop."""
+    wait: Callable[[float], None]
+    """Sleeps so many seconds, less if told to stop."""
+    deadline_seconds: float
+    poll_seconds: float
+
+
+def run_stage(stage: str, post: Post) -> None:
+    """Returns when nothing is left to do in the stage. Raises TrtfleetError or Stopped."""
+    {"discover": _discover, "explore": _explore, "final": _final}[stage](post)
+
+
+def _discover(post: Post) -> None:
+    run = post.reader.run
+    if not _take_alone(post, DISCOVER, lambda: post.reader.discovery() is not None):
+        return
+    probe(post.space.store)
+    if post.reader.discovery() is None:
+        create_record(post.space.store, layout.discovery(run.run), discover(post.space))
+    discovery = _discovery(post)
+    create_record(post.space.store, layout.plan(run.run, 1), rounds.first_plan(run, discovery))
+    post.heart.finished()
+
+
+def _explore(post: Post) -> None:
+    discovery = _prepared(post)
+    ledger = None if run_ignores_ledger(post.reader) else Ledger(post.space.store)
+    Explorer(
+        post.space.store,
+        post.reader,
+        post.claims,
+        TrialRunner(post.space, discovery, ledger),
+        Baseline(post.space, discovery),
+        post.heart,
+        index=post.index,
+        check_stop=post.check_stop,
+        wait=post.wait,
+        deadline_seconds=post.deadline_seconds,
+        poll_seconds=post.poll_seconds,
+    ).run()
+
+
+def _final(post: Post) -> None:
+    plans = post.reader.plans()
+    if not _take_alone(post, FINAL, lambda: post.reader.verdict() is not None):
+        return
+    final = Final(post.space, _prepared(post), plans[-1], post.heart.phase)
+    create_record(post.space.store, layout.verdict(post.reader.run.run), final.verdict())
+    post.heart.finished()
+
+
+def run_ignores_ledger(reader: RunReader) -> bool:
+    """A rerun measures anew; so does a run without warm start."""
+    run = reader.run
+    return bool(run.rerun_token) or run.inputs.search.warm_start == "None"
+
+
+def _take_alone(post: Post, trial: str, is_done: Callable[[], bool]) -> bool:
+    """Claim a stage that is one trial; waits while another worker has it. False: it is done, or convicted."""
+    while True:
+        post.check_stop()
+        if is_done():
+            return trial == DISCOVER and not post.reader.plans()
+        claim = post.claims.claim(trial, BASELINE)
+        if isinstance(claim, Claim):
+            return True
+        if isinstance(claim, Done):
+            return False
+        post.wait(post.poll_seconds)
+
+
+def _prepared(post: Post) -> DiscoveryRecord:
+    """Discovery, with its models and references here and the device checked against it."""
+    discovery = _discovery(post)
+    device, described = describe(post.space)
+    require_runtime(post.reader.run.inputs.runtime, described.versions)
+    if device != discovery.device:
+        raise WrongDevice(
+            f"this worker has {device.product} ({device.class_id}), the run was discovered on "
+            f"{discovery.device.product} ({discovery.device.class_id}); results must not be mixed"
+        )
+    post.space.fetch_models(discovery.variants)
+    post.space.unpack_references(discovery)
+    return discovery
+
+
+def _discovery(post: Post) -> DiscoveryRecord:
+    discovery = post.reader.discovery()
+    if discovery is None:
+        raise StoreUnavailable(f"run {post.reader.run.run} has no discovery.json yet; start its discover stage first")
+    return discovery

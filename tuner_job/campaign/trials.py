@@ -1,0 +1,118 @@
+"""One planned trial on this worker: the ledger first, else a child; every end becomes a result record."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+
+from tuner_job.accuracy.gate import judge
+from tuner_job.api.measurement import Losses
+from tuner_job.api.messages import AccuracyInput, Control, DiscoveryRecord, PlannedTrial, PreviousEnd, ResultRecord
+from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.baseline import Baseline
+from tuner_job.campaign.workspace import Workspace
+from tuner_job.store.ledger import Ledger
+from tuner_job.store.records import timestamp
+from tuner_job.store.tries import Claim
+from tuner_job.trial.supervisor import MAX_INFRASTRUCTURE_TRIES, TrialEnd
+
+LOG_CHARACTERS = 4000
+
+
+def screen(losses: Losses, accuracy: AccuracyInput) -> tuple[Outcome, str]:
+    """FEASIBLE or INFEASIBLE under the screening threshold, with the reason."""
+    passed, reason = judge(losses, accuracy.metric, accuracy.screening_threshold)
+    return (Outcome.FEASIBLE, "") if passed else (Outcome.INFEASIBLE, reason)
+
+
+class TrialRunner:
+    """Runs claimed trials of one run, one at a time."""
+
+    def __init__(self, space: Workspace, discovery: DiscoveryRecord, ledger: Ledger | None) -> None:
+        self._space = space
+        self._discovery = discovery
+        self._ledger = ledger
+
+    def run(self, planned: PlannedTrial, claim: Claim, baseline: Baseline) -> ResultRecord:
+        """The result of the trial; the caller stores it. Raises Stopped, InputError or BaselineFailed."""
+        if self._ledger is not None and planned.repeat == 0:
+            known = self._ledger.lookup(self._discovery.identity, planned.candidate)
+            if known is not None:
+                return self._from_ledger(known, planned, claim)
+        baseline.before_trial()
+        started = time.monotonic()
+        end = self._attempt(planned)
+        while end.retriable and claim.number < MAX_INFRASTRUCTURE_TRIES:
+            again = claim.again(PreviousEnd(cause="infrastructure", detail=end.reason[:500]))
+            if again is None:
+                break
+            claim = again
+            end = self._attempt(planned)
+        result = self._from_child(end, planned, claim, baseline.take(), time.monotonic() - started)
+        if self._ledger is not None:
+            self._ledger.add(self._discovery.identity, result)
+        return result
+
+    def _attempt(self, planned: PlannedTrial) -> TrialEnd:
+        output = self._space.root / "trial"
+        try:
+            return self._space.start(
+                self._space.request(
+                    "trial",
+                    output,
+                    cases=self._discovery.cases,
+                    candidate=planned.candidate,
+                    references_digest=self._discovery.references_digest,
+                    seed=self._space.run.seed,
+                )
+            )
+        finally:
+            shutil.rmtree(output, ignore_errors=True)
+
+    def _from_child(
+        self, end: TrialEnd, planned: PlannedTrial, claim: Claim, controls: Sequence[Control], total: float
+    ) -> ResultRecord:
+        report = end.report
+        outcome, reason = end.outcome, end.reason
+        if outcome is Outcome.FEASIBLE and report is not None and report.losses is not None:
+            outcome, reason = screen(report.losses, self._space.run.inputs.accuracy)
+        measured = report is not None and outcome in (Outcome.FEASIBLE, Outcome.INFEASIBLE)
+        return ResultRecord(
+            run=self._space.run.run,
+            trial=planned.trial,
+            candidate=planned.candidate,
+            outcome=outcome,
+            reason=reason,
+            phase="" if measured else end.phase,
+            log="" if measured else end.log[-LOG_CHARACTERS:],
+            tries=claim.number,
+            worker=claim.worker,
+            worker_id=claim.worker_id,
+            seconds={**{str(phase): seconds for phase, seconds in end.seconds.items()}, "total": total},
+            engine=report.engine if report else None,
+            losses=report.losses if report else None,
+            timing=report.timing if report and measured else (),
+            controls=tuple(controls),
+            finished_at=timestamp(),
+        )
+
+    def _from_ledger(self, known: ResultRecord, planned: PlannedTrial, claim: Claim) -> ResultRecord:
+        """The first result under the same identity, judged by this run's thresholds: losses are kept, verdicts are not."""
+        outcome, reason = known.outcome, known.reason
+        if known.losses is not None and known.timing:
+            outcome, reason = screen(known.losses, self._space.run.inputs.accuracy)
+        return known.model_copy(
+            update={
+                "run": self._space.run.run,
+                "trial": planned.trial,
+                "outcome": outcome,
+                "reason": reason,
+                "tries": claim.number,
+                "cached": True,
+                "worker": claim.worker,
+                "worker_id": claim.worker_id,
+                "seconds": {"total": 0.0},
+                "finished_at": timestamp(),
+            }
+        )

@@ -1,0 +1,209 @@
+"""The worker process: one stage of one run. Started by the local executor or as a pod; alike in both."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+import psutil
+
+from tuner_job.api.base import InputError, TrtfleetError
+from tuner_job.api.child import Limits, Phase
+from tuner_job.api.messages import BeatState, RunInputs, StopRecord
+from tuner_job.campaign.exits import WorkerExit
+from tuner_job.campaign.processes import die_with_parent, own_id
+from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.stages import Post, WrongDevice, run_stage
+from tuner_job.campaign.workspace import ScratchFull, Stopped, Workspace
+from tuner_job.store import layout
+from tuner_job.store.models import RemoteModels
+from tuner_job.store.objects import ObjectStore, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
+from tuner_job.store.records import read_record
+from tuner_job.store.tries import Claims, Heart
+from tuner_job.trial.supervisor import Supervisor
+
+STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
+"""Environment variable with the store's options as a JSON object: credentials must not stand on a command line."""
+
+WORKER_FOLDER = "worker-"
+"""Prefix of a worker's own folder below the scratch folder."""
+
+MEMORY_SHARE = 0.9
+
+_WORK_PHASES = (Phase.BUILD, Phase.LOAD, Phase.CHECK, Phase.MEASURE)
+
+log = logging.getLogger("trtfleet.worker")
+
+
+Stage = Literal["discover", "explore", "final"]
+
+
+@dataclass(frozen=True)
+class WorkerArguments:
+    """What a worker is told; everything else it reads from the store."""
+
+    store: str
+    run: str
+    stage: Stage
+    attempt: int
+    index: int
+    scratch: Path
+    end_message: Path
+    parent: int
+    deadline_seconds: float
+    poll_seconds: float
+    beat_seconds: float
+    stale_seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.attempt}-{self.index}"
+
+
+def parse(argv: Sequence[str] | None) -> WorkerArguments:
+    parser = argparse.ArgumentParser(prog="trtfleet-worker", description=__doc__)
+    parser.add_argument("--store", required=True, help="URL of the artifact store")
+    parser.add_argument("--run", required=True, help="run id")
+    parser.add_argument("--stage", required=True, choices=["discover", "explore", "final"])
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--index", type=int, default=int(os.environ.get("JOB_COMPLETION_INDEX", "0")))
+    parser.add_argument("--scratch", type=Path, required=True, help="folder for scratch files; swept of dead workers' at start")
+    parser.add_argument("--end-message", type=Path, default=Path("/dev/termination-log"), help="file for the reason of the end")
+    parser.add_argument("--parent", type=int, default=0, help="process id to die with; 0 for none")
+    parser.add_argument("--deadline-seconds", type=float, default=0.0, help="stop exploring after so long; 0 for never")
+    parser.add_argument("--poll-seconds", type=float, default=2.0, help=argparse.SUPPRESS)
+    parser.add_argument("--beat-seconds", type=float, default=15.0, help=argparse.SUPPRESS)
+    parser.add_argument("--stale-seconds", type=float, default=120.0, help=argparse.SUPPRESS)
+    return WorkerArguments(**vars(parser.parse_args(argv)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the stage; returns a WorkerExit and leaves its reason in the end message."""
+    arguments = parse(argv)
+    if arguments.parent:
+        die_with_parent(arguments.parent)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        log.info("got %s: stopping", signal.Signals(number).name)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        return _work(arguments, stop)
+    except Stopped:
+        return _end(arguments, WorkerExit.STOPPED, "Stopped", "told to stop")
+    except WrongDevice as error:
+        return _end(arguments, WorkerExit.WRONG_DEVICE, error.reason, str(error))
+    except (StoreNotConditional, InputError) as error:
+        return _end(arguments, WorkerExit.BAD_INPUT, error.reason, str(error))
+    except (StoreUnavailable, StoreReadOnly, StoreFull, ScratchFull) as error:
+        return _end(arguments, WorkerExit.STORE_UNUSABLE, error.reason, str(error))
+    except TrtfleetError as error:
+        return _end(arguments, WorkerExit.INTERNAL, error.reason, str(error))
+    except Exception as error:  # the last line of defence: the reason must reach the user, the traceback the log
+        log.exception("internal error")
+        return _end(arguments, WorkerExit.INTERNAL, "InternalError", f"{type(error).__name__}: {error}")
+
+
+def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
+    options = json.loads(os.environ.pop(STORE_OPTIONS, "{}"))
+    store = ObjectStore.open(arguments.store, options)
+    reader = RunReader(store, arguments.run)
+    run = reader.run
+
+    def check_stop() -> None:
+        if stop.is_set() or read_record(store, layout.stop(arguments.run, arguments.attempt), StopRecord) is not None:
+            raise Stopped
+
+    def wait(seconds: float) -> None:
+        stop.wait(seconds)
+
+    root = arguments.scratch / f"{WORKER_FOLDER}{arguments.name}"
+    root.mkdir(parents=True, exist_ok=True)
+    heart = Heart(
+        store,
+        arguments.run,
+        worker=arguments.name,
+        worker_id=own_id(),
+        stage=arguments.stage,
+        interval=arguments.beat_seconds,
+    )
+    with heart:
+        space = Workspace(
+            store=store,
+            remote=RemoteModels(arguments.store, options),
+            run=run,
+            root=root,
+            supervisor=Supervisor(arguments.scratch, warm=True),
+            limits=limits(run.inputs),
+            stop=stop,
+            on_phase=heart.phase,
+        )
+        try:
+            run_stage(
+                arguments.stage,
+                Post(
+                    space=space,
+                    reader=reader,
+                    heart=heart,
+                    claims=Claims(store, arguments.run, heart, stale_seconds=arguments.stale_seconds),
+                    index=arguments.index,
+                    check_stop=check_stop,
+                    wait=wait,
+                    deadline_seconds=arguments.deadline_seconds,
+                    poll_seconds=arguments.poll_seconds,
+                ),
+            )
+        except Stopped:
+            heart.close(BeatState.STOPPED, detail="told to stop")
+            raise
+        finally:
+            space.close()
+    return WorkerExit.NOTHING_LEFT
+
+
+def limits(inputs: RunInputs) -> Limits:
+    """A child's limits: one trial's time for any phase, and most of the machine's memory so that the kernel need not choose."""
+    seconds = inputs.search.trial_seconds
+    return Limits(
+        memory_bytes=int(MEMORY_SHARE * memory_limit()),
+        phase_seconds={Phase.START: max(60.0, min(seconds, 300.0)), **dict.fromkeys(_WORK_PHASES, seconds)},
+    )
+
+
+def memory_limit() -> int:
+    """Bytes that this worker may use: the machine's, or its container's if that is less."""
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(path).read_text()))
+    return total
+
+
+def _end(arguments: WorkerArguments, code: WorkerExit, reason: str, message: str) -> int:
+    """Leave the reason where the starter looks for it (at most 4,096 bytes: a pod's termination message)."""
+    log.log(logging.INFO if code is WorkerExit.STOPPED else logging.ERROR, "%s: %s", reason, message)
+    text = json.dumps({"reason": reason, "message": message[:3000]})
+    try:
+        arguments.end_message.write_text(text)
+    except OSError as error:
+        log.warning("cannot write %s: %s", arguments.end_message, error)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What one worker has at hand for one run: the store, its scratch folder, model files, references and a supervisor."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tuner_job.accuracy.archive import unpack
+from tuner_job.api.base import InputError, TrtfleetError
+from tuner_job.api.child import ChildRequest, Limits, MeasureSettings, Phase, ShapeCase
+from tuner_job.api.measurement import BASELINE, Candidate
+from tuner_job.api.messages import DiscoveryRecord, RunRecord, VariantInput
+from tuner_job.api.tensors import TensorSpec
+from tuner_job.model.digest import digest
+from tuner_job.model.fetch import fetch
+from tuner_job.store import layout
+from tuner_job.store.blobs import get_blob_file
+from tuner_job.store.models import RemoteModels
+from tuner_job.store.objects import ObjectStore
+from tuner_job.trial.supervisor import MAX_INFRASTRUCTURE_TRIES, Supervisor, TrialEnd
+
+SCRATCH_FLOOR = 256 << 20
+"""Bytes that must be free beside four copies of the model before anything is built."""
+
+
+class Stopped(Exception):
+    """This worker was told to stop; its open try may be taken over at once."""
+
+
+class ScratchFull(TrtfleetError):
+    reason = "ScratchFull"
+
+
+@dataclass
+class Workspace:
+    """Paths and processes of one worker. `root` belongs to it alone and is removed by `close`."""
+
+    store: ObjectStore
+    remote: RemoteModels
+    run: RunRecord
+    root: Path
+    supervisor: Supervisor
+    limits: Limits
+    stop: threading.Event
+    on_phase: Callable[[Phase], None]
+    models: dict[str, Path] = field(default_factory=dict)
+    references: Path | None = None
+
+    def fetch_models(self, variants: tuple[VariantInput, ...]) -> tuple[VariantInput, ...]:
+        """Bring every variant's files here and check their digests; returns the variants with digests. Raises InputError."""
+        known = []
+        for variant in variants:
+            path = fetch(variant.uri, self.root / "models" / layout.part(variant.name), self.remote, digest=variant.digest)
+            self.models[variant.name] = path
+            known.append(variant.model_copy(update={"digest": variant.digest or digest(path)}))
+        self._check_room()
+        return tuple(known)
+
+    def user_references(self, uri: str) -> Path:
+        """The file or folder of references that the user named, here."""
+        scheme = uri.partition("://")[0] if "://" in uri else ""
+        if scheme in ("", "file"):
+            path = Path(unquote(urlsplit(uri).path)) if scheme else Path(uri)
+            if not path.exists():
+                raise InputError(f"accuracy.references: {path} does not exist")
+            return path
+        path = self.root / "user-references" / uri.rstrip("/").rpartition("/")[2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.remote.download(uri, path):
+            self.remote.download_folder(uri, path)
+        return path
+
+    def unpack_references(self, discovery: DiscoveryRecord) -> None:
+        """Bring the run's references here."""
+        archive = self.root / "references.archive"
+        get_blob_file(self.store, discovery.references_blob, archive)
+        self.references = self.root / "references"
+        unpack(archive, self.references)
+        archive.unlink()
+
+    def request(
+        self,
+        operation: str,
+        output: Path | None,
+        *,
+        cases: tuple[ShapeCase, ...] = (),
+        candidate: Candidate = BASELINE,
+        references_digest: str | None = None,
+        engines: Mapping[str, Path] | None = None,
+        measure: MeasureSettings | None = None,
+        tensors: tuple[TensorSpec, ...] = (),
+        seed: int = 0,
+    ) -> ChildRequest:
+        """A child's request with everything that the run fixes filled in."""
+        inputs = self.run.inputs
+        return ChildRequest.model_validate(
+            {
+                "operation": operation,
+                "backend": inputs.runtime.backend,
+                "device": inputs.device_type,
+                "model": str(self.models[candidate.variant]) if candidate.variant in self.models else "",
+                "cases": cases,
+                "candidate": candidate,
+                "references": str(self.references) if self.references else "",
+                "references_digest": references_digest,
+                "metric": inputs.accuracy.metric,
+                "atol": inputs.accuracy.atol,
+                "rtol": inputs.accuracy.rtol,
+                "outputs": inputs.accuracy.outputs,
+                "measure": measure or inputs.measure,
+                "engines": {name: str(path) for name, path in (engines or {}).items()},
+                "inputs": tensors,
+                "samples": inputs.accuracy.samples,
+                "seed": seed,
+                "output": str(output) if output else "",
+            }
+        )
+
+    def start(self, request: ChildRequest) -> TrialEnd:
+        """One child. Raises Stopped when the worker was told to stop meanwhile, InputError when no candidate could work."""
+        if request.output:
+            Path(request.output).parent.mkdir(parents=True, exist_ok=True)
+        end = self.supervisor.run(request, self.limits, on_phase=self.on_phase, stop=self.stop)
+        if end.stopped:
+            raise Stopped
+        if end.bad_input:
+            raise InputError(end.reason, reason="InvalidModel" if end.phase is not Phase.CHECK else "InvalidReferences")
+        return end
+
+    def insist(self, request: ChildRequest) -> TrialEnd:
+        """As `start`, again after infrastructure failures, up to the cap."""
+        for _ in range(MAX_INFRASTRUCTURE_TRIES - 1):
+            end = self.start(request)
+            if not end.retriable:
+                return end
+        return self.start(request)
+
+    def close(self) -> None:
+        self.supervisor.close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _check_room(self) -> None:
+        size = sum(path.stat().st_size for path in self.models.values())
+        free = shutil.disk_usage(self.root).free
+        needed = 4 * size + SCRATCH_FLOOR
+        if free < needed:
+            raise ScratchFull(
+                f"scratch folder {self.root} has {free >> 20} MiB free; {needed >> 20} MiB are needed "
+                f"(four times the model and {SCRATCH_FLOOR >> 20} MiB): free some or set --scratch"
+            )
