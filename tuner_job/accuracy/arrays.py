@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ SMALL_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2f
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = {name: np.dtype(name) for name in (*FLOATS, *SMALL_FLOATS, *INTEGERS, "bool")}
 """Every element type that can be compared, little-endian."""
+
+_UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 
 MAX_TENSOR_BYTES = 4 << 30
 """A bound on one tensor, against files whose header promises more than any memory holds."""
@@ -78,7 +81,7 @@ class ArrayFile:
             with self.open() as stream:
                 stream.read(self.offset)
                 data = read_exactly(stream, size, self.where)
-        except (OSError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise InputError(f"{self.where}: cannot be read: {error}") from None
         flat = data.view(self.dtype if self.dtype.kind != "V" else wanted).astype(wanted, copy=False)
         return flat.reshape(self.shape, order="F" if self.fortran_order else "C")
@@ -109,7 +112,7 @@ def open_npy(opener: Callable[[], AbstractContextManager[IO[bytes]]], where: str
             version = np.lib.format.read_magic(stream)
             shape, fortran_order, dtype = _HEADERS[version](stream)
             offset = stream.tell()
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, *_UNREADABLE) as error:
         raise InputError(f"{where}: not a readable .npy array: {error}") from None
     if dtype.hasobject:
         raise InputError(f"{where}: holds Python objects, not numbers (a None or a ragged list?); such data is never unpickled")

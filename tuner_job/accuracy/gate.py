@@ -38,13 +38,17 @@ def judge(losses: Losses, metric: Metric, threshold: float) -> tuple[bool, str]:
         return False, f"invalid output: {losses.problems[0]}{more}"
     if not losses.outputs or losses.samples < 1:
         return False, "nothing was compared"
-    failed = [loss for loss in losses.outputs if not loss_of(loss, metric) < threshold]
+    failed = [loss for loss in losses.outputs if not _passes(loss_of(loss, metric), threshold)]
     worst = max(failed or losses.outputs, key=lambda loss: _rank(loss_of(loss, metric)))
     where = f"output {worst.output}: {metric} {loss_of(worst, metric):.6g}"
     if failed:
         more = f"; {len(failed) - 1} more outputs fail" if len(failed) > 1 else ""
         return False, f"{where} is at or over the threshold {threshold:g}, worst in sample {worst.worst_sample}{more}"
     return True, f"{where} is the worst of {len(losses.outputs)} outputs over {losses.samples} samples, under {threshold:g}"
+
+
+def _passes(loss: float, threshold: float) -> bool:
+    return math.isfinite(loss) and loss < threshold
 
 
 def _rank(loss: float) -> float:

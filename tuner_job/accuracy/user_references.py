@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -58,7 +58,7 @@ def import_user_references(
     """
     wanted = {spec.name: spec for spec in outputs if not checked or spec.name in checked}
     matcher = _Matcher(cases, {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}, wanted)
-    return save(folder, (matcher.sample(raw) for raw in _raw_samples(source, inputs, outputs)))
+    return save(folder, matcher.samples(_raw_samples(source, inputs, outputs), source))
 
 
 @dataclass
@@ -70,8 +70,17 @@ class _Matcher:
     outputs: dict[str, TensorSpec]
     wanted: dict[str, TensorSpec]
 
-    def sample(self, raw: _RawSample) -> Sample:
-        """Raises InputError."""
+    def samples(self, raws: Iterable[_RawSample], source: Path) -> Iterator[Sample]:
+        """Raises InputError, also if a case gets none."""
+        open_cases = {case.name for case in self.cases}
+        for raw in raws:
+            sample = self._sample(raw)
+            open_cases.discard(sample.case)
+            yield sample
+        if open_cases:
+            raise InputError(f"{source}: holds no sample with the shapes of {_list(sorted(open_cases))}; each case needs one")
+
+    def _sample(self, raw: _RawSample) -> Sample:
         inputs, outputs = self._split(raw)
         for name in inputs:
             _check_stored(inputs[name], self.inputs[name], f"input {name}")
