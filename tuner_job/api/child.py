@@ -131,7 +131,7 @@ class ChildRequest(Model):
     seed: int = 0
     output: str
     """Folder that receives files. The caller names where it wants them; the child sees a folder inside its scratch folder, which
-    the supervisor moves to that place once the report is good. Empty when the operation writes nothing."""
+    the supervisor moves to that place once the report is good. Empty: nothing is kept."""
 
 
 class ChildReport(Model):

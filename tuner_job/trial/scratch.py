@@ -1,0 +1,110 @@
+"""One scratch folder per child, locked by its supervisor for as long as that lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner_job.trial import cgroup, processes
+from tuner_job.trial.environment import SCRATCH_VARIABLE
+
+_PREFIX = "trial-"
+_FULL_BELOW = 1 << 20
+"""A file system with fewer free bytes counts as full: libraries fail in strange ways before the last byte is gone."""
+
+
+class Scratch:
+    """A fresh folder. The kernel drops the lock when the supervisor dies, however it dies; `sweep` then may remove the folder."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises OSError."""
+        with _locked(root):  # or a sweep could come between the folder and its lock
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root)).resolve()
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.rmdir(self.path)
+                raise
+
+    def size(self) -> int:
+        """Bytes on disk of everything inside."""
+        total = 0
+        waiting = [str(self.path)]
+        while waiting:
+            with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(entry.path)
+        return total
+
+    def is_full(self) -> bool:
+        """Whether the file system has no space or no inodes left (`f_files` is 0 where inodes are not counted)."""
+        usage = os.statvfs(self.path)
+        return usage.f_bavail * usage.f_frsize < _FULL_BELOW or (usage.f_files > 0 and usage.f_favail == 0)
+
+    def remove(self) -> None:
+        """Take the folder away and drop the lock. Whatever cannot be removed now is left, unlocked, to the next sweep."""
+        _remove(self.path)
+        os.close(self._lock)
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove the scratch folders of supervisors that are dead, ending what still runs in their name; returns the folders."""
+    swept: list[Path] = []
+    if not root.is_dir():
+        return swept
+    with _locked(root):
+        for path in sorted(root.resolve().glob(f"{_PREFIX}*")):
+            try:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            else:
+                for process in processes.marked(f"{SCRATCH_VARIABLE}={path}"):
+                    processes.send(process, signal.SIGKILL)
+                cgroup.remove(path.name)
+                _remove(path)
+                swept.append(path)
+            finally:
+                os.close(lock)
+    return swept
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    """Also what a child made unreadable (opened up in the first pass), or so deep that Python's own recursion gives up."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, onerror=_open_up)
+    if path.exists():
+        subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True)  # noqa: S607
+
+
+def _open_up(_function: object, name: str, _error: object) -> None:
+    with contextlib.suppress(OSError):
+        os.chmod(os.path.dirname(name), stat.S_IRWXU)
+        if os.path.isdir(name) and not os.path.islink(name):
+            os.chmod(name, stat.S_IRWXU)
