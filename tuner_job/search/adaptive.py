@@ -1,0 +1,273 @@
+"""Adaptive: screen flips in groups, stack the good ones, end by proving the leaders simple.
+
+1. Screening (at most 45 % of the budget): every flip at least once alone if the budget allows it, else in two sparse groups.
+2. Exploring: most trials are stacks drawn from the posterior (Thompson sampling), or the incumbent with one to three flips
+   changed; the rest are groups of the least known flips on top of the incumbent, and rebuilds of the leaders.
+3. Finishing (last 15 %): nested stacks of the surest flips, the leaders with weak flips taken out, and rebuilds of the leaders.
+Inert flips are never dropped for good, for a child may act only beside its parent; refused candidates are never tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tuner_job.api.measurement import Candidate
+from tuner_job.search.failures import Stack
+from tuner_job.search.options import check_names, integer
+from tuner_job.search.posterior import Posterior
+from tuner_job.search.rounds import Budget, Done, History, Observation, Proposal
+from tuner_job.search.singles import on, variants_first
+from tuner_job.search.space import VARIANT, Space
+
+_SCREENING_SHARE = 0.45
+_FINISHING_SHARE = 0.15
+_SINGLES_SHARE = 0.35
+"""Flips are screened alone when that takes no more than this share of the budget."""
+_GROUP_FAILURES = 0.3
+"""Groups are made so small that about this share of them fails at most."""
+_STACK_RISK = 0.35
+_NEW_PER_STACK = 3
+"""Flips that never succeeded yet, in one drawn stack."""
+_DRAWS = 30
+"""Draws before a share of the round is given up as exhausted."""
+_MOST_BUILDS = 4
+_LEADERS = 5
+
+
+class Adaptive:
+    """See the module. Options: `group` (most flips of a screening group, 8), `rounds` (least number of rounds, 12)."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        check_names("Adaptive", options, ("group", "rounds"))
+        self.group = integer(options, "group", 8, 1, 64)
+        self.rounds = integer(options, "rounds", 12, 1, 1000)
+
+    def estimate(self, space: Space, budget: Budget) -> int:
+        space.require_choices()
+        return min(math.prod(len(flips) + 1 for flips in space.dimensions.values()) - 1 + _LEADERS * _MOST_BUILDS, budget.trials)
+
+    def next_round(
+        self, space: Space, history: Sequence[Observation], budget: Budget, seed: int, pending: Sequence[Candidate] = ()
+    ) -> tuple[Proposal, ...] | Done:
+        space.require_choices()
+        if not budget.left:
+            return Done(f"the budget of {budget.trials} trials is used up")
+        size = min(budget.next_round, max(1, budget.workers, -(-budget.trials // self.rounds)))
+        round_ = _Round(History(space, history, pending), budget, seed, self.group)
+        return tuple(round_.proposals(size)) or Done("every combination within reach was tried, and the leaders rebuilt")
+
+
+class _Round:
+    """One call's view of the search."""
+
+    def __init__(self, past: History, budget: Budget, seed: int, group: int) -> None:
+        self.past = past
+        self.space = past.space
+        self.budget = budget
+        self.rng = np.random.default_rng([seed & (2**64 - 1), len(past.observations)])
+        self.post = Posterior(past)
+        self.failures = self.post.failures
+        numbers = range(self.post.size)
+        self.dimension = [self.post.flips[j].dimension for j in range(len(self.post.flips))]
+        self.knobs = [j for j in numbers if self.dimension[j] != VARIANT and j not in self.failures.culprits]
+        self.base = self.post.stack(past.best_variant())
+        self.incumbent = next((t.stack for t in self.post.tried if t.estimate < 0), self.base)
+        self.seen = self._seen()
+        self.group = self._group_size(group)
+
+    def proposals(self, size: int) -> list[Proposal]:
+        """At most `size`; none when nothing is left."""
+        found = list(_up_to(size, variants_first(self.space, self.past) or iter(())))
+        if (left := size - len(found)) and self._screening():
+            found += self._screen(left)
+        if (left := size - len(found)) and self.budget.spent >= self.budget.trials * (1 - _FINISHING_SHARE):
+            found += _up_to(left, self._finish())
+        if left := size - len(found):
+            found += self._explore(left)
+        if left := size - len(found):
+            found += _up_to(left, self._rebuild(left))
+        return found
+
+    # Screening
+
+    def _seen(self) -> list[float]:
+        """Per flip: trials that say something of it. A failure that is not explained says little."""
+        seen = [0.0] * len(self.post.flips)
+        pending = [self.post.stack(self.space.flips_of(c)) for c in self.past.pending]
+        timed = set(self.post.timed)
+        for i, stack in enumerate(self.post.stacks):
+            for j in stack:
+                seen[j] += 1.0 if i in timed else 0.25
+        for stack in pending:
+            for j in stack:
+                seen[j] += 1.0
+        return seen
+
+    def _group_size(self, most: int) -> int:
+        count = len(self.knobs)
+        if count <= _SINGLES_SHARE * self.budget.trials:
+            return 1
+        wanted = math.ceil(2 * count / max(1.0, _SCREENING_SHARE * self.budget.trials))
+        safe = int(math.log(1 - _GROUP_FAILURES) / math.log(1 - min(0.5, self.failures.rate)))
+        return max(1, min(wanted, most, max(2, safe)))
+
+    def _screening(self) -> bool:
+        needed = 1.0 if self.group == 1 else 2.0
+        unknown = any(self.seen[j] < needed for j in self.knobs)
+        return unknown and self.budget.spent < _SCREENING_SHARE * self.budget.trials
+
+    def _screen(self, count: int) -> list[Proposal]:
+        what = "one at a time" if self.group == 1 else f"screening in groups of {self.group}"
+        needed = 1.0 if self.group == 1 else 2.0
+        wanted = [j for j in self.knobs if self.seen[j] < needed]
+        return self._groups(count, self.group, self.base, wanted, what)
+
+    def _groups(self, count: int, size: int, base: Stack, pool: Sequence[int], what: str) -> list[Proposal]:
+        """Deal the least known flips into at most `count` groups on top of `base`; at first by family (the list's order)."""
+        first = all(self.seen[j] == 0 for j in pool)
+        rank = np.arange(len(self.dimension)) if first else self.rng.permutation(len(self.dimension))
+        groups: list[list[int]] = [[] for _ in range(min(count, -(-len(pool) // size)))]
+        held = {self.dimension[j] for j in base}
+        for j in sorted(pool, key=lambda j: (math.floor(self.seen[j]), rank[j])):
+            if self.dimension[j] in held:
+                continue
+            for group in groups:
+                clash = any(self.dimension[j] == self.dimension[other] for other in group)
+                # One suspect a group: the members of a failed group are told apart by where they succeed next.
+                doubt = self.failures.is_suspect(j) and any(self.failures.is_suspect(other) for other in group)
+                if len(group) < size and not clash and not doubt:
+                    group.append(j)
+                    break
+        found = []
+        for group in groups:
+            found += self._propose(base | set(group), f"{what}: {self._describe(group)}{self._on(base)}") if group else []
+        return found
+
+    # Exploring
+
+    def _explore(self, count: int) -> list[Proposal]:
+        """40 % stacks, 30 % neighbours of the incumbent, 20 % groups, 10 % rebuilds; what cannot be had goes to stacks."""
+        found: list[Proposal] = []
+        kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.4, 0.3, 0.2, 0.1])]
+        found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
+        if groups := kinds.count(2):
+            size = max(1, min(self.group, 4))
+            pool = sorted(self.knobs, key=lambda j: (math.floor(self.seen[j]), self.rng.random()))[: groups * size]
+            found += self._groups(groups, size, self.incumbent, pool, "least known flips beside the incumbent")
+        found += _up_to(kinds.count(1), self._neighbours())
+        found += _up_to(count - len(found), self._stacks())
+        return found + list(_up_to(count - len(found), self._neighbours()))
+
+    def _stacks(self) -> Iterator[Proposal]:
+        misses = 0
+        while misses < _DRAWS:
+            stack = self._best_stack(self.post.fit.draw(self.rng))
+            made = self._propose(stack, f"stack of flips that are probably faster: {self._describe(stack)}")
+            misses = 0 if made else misses + 1
+            yield from made
+
+    def _best_stack(self, effects: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Stack:
+        """The best candidate if these were the effects, less what is too risky."""
+        best: dict[str, int] = {}
+        for j in range(self.post.size):
+            if effects[j] < 0 and j not in self.failures.culprits:
+                kept = best.get(self.dimension[j])
+                if kept is None or effects[j] < effects[kept]:
+                    best[self.dimension[j]] = j
+        new = sorted((j for j in best.values() if j not in self.failures.exonerated), key=lambda j: float(effects[j]))
+        stack = frozenset(best.values()) - set(new[_NEW_PER_STACK:])
+        by_gain = sorted(stack, key=lambda j: (-float(effects[j]) / (1e-3 + self.failures.blame(j)), j))
+        while by_gain and self.failures.risk(by_gain) > _STACK_RISK:
+            by_gain.pop(0)
+        return frozenset(sorted(by_gain))
+
+    def _neighbours(self) -> Iterator[Proposal]:
+        misses = 0
+        while misses < _DRAWS:
+            effects = self.post.fit.draw(self.rng) + self.rng.normal(0, 1e-4, len(self.dimension))
+            gain = {j: -float(effects[j]) for j in range(self.post.size) if j not in self.failures.culprits}
+            for j in self.incumbent & gain.keys():
+                gain[j] = -gain[j]
+            changed = sorted(gain, key=lambda j: -gain[j])[: int(self.rng.integers(1, 4))]
+            stack = self._toggle(self.incumbent, changed)
+            risky = self.failures.risk(stack) > _STACK_RISK
+            made = [] if risky else self._propose(stack, f"the incumbent with {self._describe(changed)} changed")
+            misses = 0 if made else misses + 1
+            yield from made
+
+    def _toggle(self, stack: Stack, changed: Sequence[int]) -> Stack:
+        result = set(stack)
+        for j in changed:
+            if j in result:
+                result.remove(j)
+            else:
+                result = {other for other in result if self.dimension[other] != self.dimension[j]} | {j}
+        return frozenset(sorted(result))
+
+    # Finishing
+
+    def _finish(self) -> Iterator[Proposal]:
+        """Rebuilds of the leaders take turns with stacks that are not tried yet."""
+        builds, stacks = self._rebuild(_LEADERS * _MOST_BUILDS), self._final_stacks()
+        alive = [stacks, builds]
+        while alive:
+            for source in list(alive):
+                proposal = next(source, None)
+                if proposal is None:
+                    alive.remove(source)
+                else:
+                    yield proposal
+
+    def _final_stacks(self) -> Iterator[Proposal]:
+        effect, sd = self.post.fit.effect, np.sqrt(self.post.fit.variance)
+        best = self._best_stack(effect)
+        sure = sorted(best, key=lambda j: (round(float(effect[j] / (sd[j] + 1e-6)), 6), j))
+        sizes = sorted(range(1, len(sure) + 1), key=lambda k: (round(self.post.predict(frozenset(sure[:k])), 6), k))
+        nested = [frozenset(sure[:k]) for k in sizes if self.post.fit.live[sure[k - 1]] > 0.2]
+        for leader in self.post.tried[:2]:
+            weak = sorted((j for j in leader.stack if effect[j] > -0.0005), key=lambda j: (-round(float(effect[j]), 9), j))
+            if weak:
+                yield from self._propose(leader.stack - set(weak), f"a leader without its {len(weak)} flips that seem needless")
+            for j in weak[:2]:
+                yield from self._propose(leader.stack - {j}, f"a leader without {self.post.flips[j]}, which seems needless")
+        for stack in nested[:4]:
+            yield from self._propose(stack, f"the {len(stack)} surest flips together: {self._describe(stack)}")
+
+    def _rebuild(self, count: int) -> Iterator[Proposal]:
+        """Fresh builds of the leaders, the least built first."""
+        leaders = [t for t in self.post.tried[:_LEADERS] if t.stack and t.estimate < 0]
+        for builds in range(1, _MOST_BUILDS):
+            for rank, leader in enumerate(leaders):
+                candidate = self.space.candidate(self.post.named(leader.stack))
+                if count > 0 and self.past.builds.get(candidate.id, 0) == builds:
+                    count -= 1
+                    repeat = self.past.count(candidate)
+                    yield Proposal(candidate, f"rebuild of leader {rank + 1}: is it the route or the build?", repeat)
+
+    # Proposing
+
+    def _propose(self, stack: Stack, reason: str) -> list[Proposal]:
+        if not all(j < self.post.size for j in stack) or self.failures.risk(stack) >= 1:
+            return []
+        return list(self.past.new([(self.space.candidate(self.post.named(stack)), reason)]))
+
+    def _describe(self, stack: Sequence[int] | Stack) -> str:
+        return self.space.describe(self.post.named(stack))
+
+    def _on(self, base: Stack) -> str:
+        if not base:
+            return ""
+        return on(self.post.named(base)) if base == self.base else f", on top of {len(base)} flips of the incumbent"
+
+
+def _up_to(count: int, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    """The first `count`, drawing no further (a proposal that is drawn counts as planned)."""
+    while count > 0:
+        proposal = next(proposals, None)
+        if proposal is None:
+            return
+        count -= 1
+        yield proposal

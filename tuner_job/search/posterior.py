@@ -1,0 +1,92 @@
+"""All results as one posterior: effects of flips, and the true log ratio of every candidate tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tuner_job.search.failures import Failures, Stack
+from tuner_job.search.rounds import History
+from tuner_job.search.space import Flip, Flips
+from tuner_job.search.sparse import Array, Fit, fit
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate that was feasible, its builds pooled."""
+
+    stack: Stack
+    estimate: float
+    """Posterior mean of the log ratio, shrunken towards what its flips predict, and they towards 0."""
+    sd: float
+    builds: int
+
+
+class Posterior:
+    """Flips are numbered in the space's order; flips of the history that the space does not have come last."""
+
+    def __init__(self, past: History) -> None:
+        space = past.space
+        foreign = sorted({flip for flips in past.flips for flip in flips} - set(space.flips))
+        self.past = past
+        self.flips: tuple[Flip, ...] = (*space.flips, *foreign)
+        self.size = len(space.flips)
+        """Flips below this number belong to the space."""
+        self._number = {flip: j for j, flip in enumerate(self.flips)}
+        self.stacks = [self.stack(flips) for flips in past.flips]
+        self.failures = Failures([o.outcome for o in past.observations], self.stacks)
+        self.timed = [i for i, o in enumerate(past.observations) if o.timed]
+        self.x = np.zeros((len(self.timed), len(self.flips)))
+        for row, i in enumerate(self.timed):
+            self.x[row, sorted(self.stacks[i])] = 1.0
+        self.y, self.v = self._pooled()
+
+    def stack(self, flips: Flips) -> Stack:
+        return frozenset(sorted(self._number[flip] for flip in flips))
+
+    def named(self, stack: Sequence[int] | Stack) -> Flips:
+        return frozenset(self.flips[j] for j in stack)
+
+    @cached_property
+    def fit(self) -> Fit:
+        return fit(self.x, self.y, self.v)
+
+    def predict(self, stack: Stack) -> float:
+        """Posterior mean of the log ratio of any candidate, from its flips alone."""
+        return float(self.fit.effect[sorted(stack)].sum())
+
+    @cached_property
+    def tried(self) -> list[Tried]:
+        """Feasible candidates, the fastest first; of equals the one with fewer flips, then in the space's order."""
+        rows: dict[Stack, list[int]] = {}
+        for row, i in enumerate(self.timed):
+            rows.setdefault(self.stacks[i], []).append(row)
+        misfit2 = self.fit.misfit**2
+        found = []
+        for stack, mine in rows.items():
+            weight = float((1 / self.v[mine]).sum())
+            mean = float((self.y[mine] / self.v[mine]).sum()) / weight
+            prior = self.predict(stack)
+            prior_variance = misfit2 + float(self.fit.variance[sorted(stack)].sum())
+            keep = misfit2 / (misfit2 + 1 / weight)
+            found.append(Tried(stack, prior + keep * (mean - prior), (1 / (weight + 1 / prior_variance)) ** 0.5, len(mine)))
+        return sorted(found, key=lambda t: (round(t.estimate, 9), len(t.stack), sorted(t.stack)))
+
+    def _pooled(self) -> tuple[Array, Array]:
+        """Log ratios and variances; timings of one engine (equal fingerprints) share their mean, the baseline's engine is 0."""
+        observations = [self.past.observations[i] for i in self.timed]
+        y = np.array([o.log_ratio for o in observations], dtype=np.float64)
+        v = np.array([o.variance for o in observations], dtype=np.float64)
+        default = {o.fingerprint for o in observations if o.candidate.is_baseline}
+        same: dict[str, list[int]] = {}
+        for row, o in enumerate(observations):
+            if o.fingerprint:
+                same.setdefault(o.fingerprint, []).append(row)
+        for fingerprint, rows in same.items():
+            weight = float((1 / v[rows]).sum())
+            y[rows] = 0.0 if fingerprint in default else float((y[rows] / v[rows]).sum()) / weight
+            v[rows] = 1 / weight
+        return y, v
