@@ -72,7 +72,7 @@ class Ledger:
         return record.result
 
     def add(self, identity: str, result: ResultRecord) -> bool:
-        """Record a result, unless it is due to chance, a conviction, or from the ledger itself. False: not recorded, or not first."""
+        """Record a result that is no matter of chance, conviction or the ledger itself. False: not recorded, or not first."""
         if result.outcome in _CHANCE or result.convicted or result.cached:
             return False
         record = LedgerRecord(identity=identity, result=result)

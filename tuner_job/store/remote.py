@@ -77,7 +77,8 @@ def open_remote(url: str, options: dict[str, str]) -> ObjectStore:
     parts = urlsplit(url)
     kind, root, path = parts.scheme, parts.netloc, unquote(parts.path).strip("/")
     if not root or parts.query or parts.fragment or "@" in root:
-        raise InputError(f"store {url}: write it as {kind}://name/prefix, without credentials or query")
+        shown = f"{kind}://{root.rpartition('@')[2]}{parts.path}"  # less the credentials
+        raise InputError(f"store {shown}: write it as {kind}://name/prefix, without credentials or query")
     unknown = sorted(options.keys() - _OPTIONS[kind] - (_COMMON if kind != "memory" else frozenset()))
     if unknown:
         raise InputError(f"store {url}: option {unknown[0]} is not one of {kind}://'s")
@@ -165,11 +166,14 @@ class RemoteStore(ObjectStore):
                 raise
             else:
                 return True
-        info = self.info(key)
-        if info is None or info.size != len(data):
+            return self._holds(key, data)
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        try:
+            result = obstore.get(self._inner, self._full(key))
+            return result.meta["size"] == len(data) and bytes(result.bytes()) == data
+        except FileNotFoundError:
             return False
-        found = self.get(key, len(data))
-        return found is not None and found.data == data
 
     def list(self, prefix: str) -> Iterator[Info]:
         full = self._full(prefix) if prefix else self._prefix.rstrip("/")
