@@ -105,7 +105,7 @@ def _check_shared_axes(info: ModelInfo, shapes: _Shapes, where: str, which: str)
             first, by = seen.setdefault(name, (size, spec.name))
             if first != size:
                 raise InputError(
-                    f"{where}: the axis {name!r} is {first} in {by} ({which}) but {size} in {spec.name}; to the model they are one"
+                    f"{where}: the axis {name!r} is {first} in {by} ({which}) but {size} in {spec.name}; to the model it is one"
                 )
 
 
