@@ -23,7 +23,7 @@ from tuner_job.measure.drift import without_drift
 from tuner_job.measure.final import ALPHA
 from tuner_job.measure.ranks import rank_sum_p, shift_interval, smallest_p
 from tuner_job.measure.samples import Floats, pack, unpack
-from tuner_job.measure.summary import Metric, NoUsableSession, gain, margin, percentile99, session_seconds, usable
+from tuner_job.measure.summary import Metric, NoUsableSession, gain, margin, percentile99, session_seconds
 
 Sessions = Sequence[Sequence[Session]]
 """Sessions of one build, per shape case, in time order; `at` on one clock for all builds."""
@@ -233,7 +233,7 @@ def _prepare(builds: Mapping[str, Sessions], cases: int, metric: Metric) -> dict
         for name, sessions in builds.items():
             if len(sessions) != cases:
                 raise InputError(f"final: build {name} was timed under {len(sessions)} shape cases, the objective has {cases}")
-            kept[name] = usable(sessions[case])
+            kept[name] = [one for one in sessions[case] if not one.throttled]
             if len(kept[name]) < FEWEST_SESSIONS:
                 raise NoUsableSession(
                     f"final: {len(kept[name])} of {len(sessions[case])} sessions of build {name} were not throttled; "

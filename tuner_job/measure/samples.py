@@ -38,15 +38,21 @@ def unpack(text: str) -> Floats:
         raise InputError(f"samples: not base64 of zlib of float32 seconds: {error}", reason="PoisonedRecord") from None
 
 
+def latencies(samples: npt.ArrayLike) -> Floats:
+    """`samples` as float64 seconds; raises InvalidTiming unless they are a row of at least one positive number."""
+    values = np.asarray(samples, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0 or not np.all(np.isfinite(values) & (values > 0)):
+        raise InvalidTiming(f"timer: expected a row of positive seconds, got shape {values.shape} with {values.ravel()[:3]}")
+    return values
+
+
 def session(at: float, samples: Floats, throttled: bool = False) -> Session:
     """A session from latencies in seconds, shape (count,).
 
     Median and mean are those of the samples as stored, so that a reader who unpacks them finds the same numbers.
     Raises InvalidTiming for no samples, or one that is not a positive number.
     """
-    stored = np.asarray(samples, dtype="<f4").astype(np.float64)
-    if stored.ndim != 1 or stored.size == 0 or not np.all(np.isfinite(stored) & (stored > 0)):
-        raise InvalidTiming(f"timer: expected a row of positive seconds, got shape {stored.shape} with {stored[:3]} …")
+    stored = latencies(np.asarray(samples, dtype="<f4"))
     return Session(
         at=at,
         median=float(np.median(stored)),

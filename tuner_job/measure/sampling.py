@@ -16,7 +16,7 @@ import numpy as np
 
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.measurement import Session, Timing
-from tuner_job.measure.samples import Floats, session
+from tuner_job.measure.samples import Floats, latencies, session
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -123,5 +123,5 @@ def _run(timer: Timer, seconds: float, samples: int, clock: Clock) -> Floats:
             return np.concatenate(parts)
         by_time = math.ceil((seconds - spent) * taken / spent) if taken and spent > 0 else 1
         count = max(1, min(max(samples - taken, by_time), LARGEST_CALL))
-        parts.append(np.asarray(timer.sample(count), dtype=np.float64))
-        taken += count
+        parts.append(latencies(timer.sample(count)))
+        taken += parts[-1].size

@@ -32,7 +32,7 @@ class Components:
     """Between sessions of one build less slow drift: what is left between engines that are timed in turn."""
 
 
-def components(builds: Sequence[Sequence[float]]) -> Components:
+def components(builds: Sequence[Sequence[float] | Floats]) -> Components:
     """Nested variance components of log session seconds, `builds[b][s]` in time order.
 
     One-way random effects by the method of moments (Searle, Casella & McCulloch, Variance Components, §3.6), with robust
