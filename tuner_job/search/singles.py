@@ -31,6 +31,7 @@ class OneAtATime:
         seed: int,  # noqa: ARG002  nothing is random here
         pending: Sequence[Candidate] = (),
     ) -> tuple[Proposal, ...] | Done:
+        space.require_choices()
         past = History(space, history, pending)
         return take(variants_first(space, past) or past.new(self._singles(space, past)), budget, "every value was tried alone")
 

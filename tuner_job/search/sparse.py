@@ -21,7 +21,7 @@ _SLOWEST = 0.25
 """Log ratios are cut here: how much slower a bad candidate is teaches nothing, but would widen the slab for all."""
 _FREEDOM = 4.0
 """Degrees of freedom of the Student-t."""
-_REWEIGHTINGS = 5
+_REWEIGHTINGS = 6
 _SWEEPS = 40
 _PRIOR_LIVE = 0.06
 _PRIOR_TAU = 0.02
@@ -63,9 +63,11 @@ def fit(x: Array, y: Array, v: Array, prior: Array | None = None) -> Fit:
     n, p = x.shape
     odds = np.ones(p) if prior is None else prior
     y = np.minimum(y, _SLOWEST)
-    pi, tau2, misfit2 = _PRIOR_LIVE, _PRIOR_TAU**2, _PRIOR_MISFIT**2
+    pi, tau2 = _PRIOR_LIVE, _PRIOR_TAU**2
     live, mean, s2 = np.zeros(p), np.zeros(p), np.full(p, tau2)
-    robust = np.ones(n)
+    # Begin with the whole spread of y as misfit and its outliers down-weighted, lest a few of them are explained by chance flips.
+    misfit2 = _PRIOR_MISFIT**2 + float(np.median(np.abs(y))) ** 2 if n else _PRIOR_MISFIT**2
+    robust = (_FREEDOM + 1) / (_FREEDOM + y**2 / (v + misfit2))
     for _ in range(_REWEIGHTINGS):
         weight = robust / (v + misfit2)
         gram = (x * weight[:, None]).T @ x

@@ -1,0 +1,190 @@
+"""Adaptive, its model and the pick."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from planted import BUILD_SD, plant
+from search_cases import additive_world, random_world, run, small_space
+
+from tuner_job.api.measurement import BASELINE
+from tuner_job.api.outcome import Outcome
+from tuner_job.search.failures import Failures
+from tuner_job.search.pick import pick
+from tuner_job.search.posterior import Posterior
+from tuner_job.search.rounds import History
+from tuner_job.search.sparse import fit
+from tuner_job.search.strategy import Budget, Flip, Observation, Space, strategy
+
+OK, REFUSED = Outcome.FEASIBLE, Outcome.REFUSED
+
+
+def feasible(trial: int, space: Space, flips: list[Flip], ratio: float, sd: float = 0.005, fingerprint: str = "") -> Observation:
+    return Observation(f"001-{trial:05d}", space.candidate(flips), OK, ratio, sd, fingerprint)
+
+
+def test_on_a_planted_truth_it_finds_more_than_one_at_a_time() -> None:
+    space = small_space((2,) * 60)
+    gains: dict[str, list[float]] = {"Adaptive": [], "OneAtATime": []}
+    for seed in range(5):
+        truth = plant(space, 10, seed)
+        for name, found in gains.items():
+            rng = np.random.default_rng(seed)
+            history, _, _ = run(strategy(name), space, lambda t, c: truth.observe(t, c, rng), 60, seed)  # noqa: B023
+            chosen = pick(history, space, BUILD_SD)
+            found.append((truth.log_ratio(space.flips_of(chosen.candidate)) or 0.0) / truth.best() if chosen else 0.0)
+    assert np.mean(gains["Adaptive"]) > np.mean(gains["OneAtATime"]) + 0.1
+    assert np.mean(gains["Adaptive"]) > 0.6
+
+
+def test_with_enough_budget_it_stacks_every_good_flip_and_no_bad_one() -> None:
+    space = small_space((3, 2, 2, 2, 2, 2), {"level": ("5",)})
+    effects = {
+        Flip("-k0", "2"): -0.05,
+        Flip("-k0", "1"): -0.02,
+        Flip("-k3", "1"): -0.04,
+        Flip("setting:level", "5"): -0.03,
+        Flip("-k4", "1"): 0.05,
+    }
+    history, rounds, _ = run(strategy("Adaptive"), space, additive_world(effects, space), 40)
+    chosen = pick(history, space, 0.001)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) == {Flip("-k0", "2"), Flip("-k3", "1"), Flip("setting:level", "5")}
+    assert chosen.gain == pytest.approx(1 - np.exp(-0.12), abs=0.005)
+    assert any(p.repeat for r in rounds for p in r), "leaders are rebuilt"
+
+
+def test_a_small_space_is_exhausted_and_ends_early() -> None:
+    space = small_space((2, 2))
+    history, _, reason = run(strategy("Adaptive"), space, random_world(3, 0, space), 1000)
+    assert len({o.candidate.id for o in history}) == 3
+    assert len(history) <= 12
+    assert "tried" in reason
+
+
+def test_nothing_is_found_where_everything_fails() -> None:
+    space = small_space((2,) * 12)
+    history, _, _ = run(strategy("Adaptive"), space, lambda t, c: Observation(t, c, REFUSED), 40)
+    assert history
+    assert len({o.candidate.id for o in history}) == len(history)
+    assert pick(history, space, 0.003) is None
+
+
+def test_a_culprit_is_never_built_again() -> None:
+    space = small_space((2,) * 20)
+    bad = Flip("-k4", "1")
+
+    def world(trial, candidate):
+        failed = bad in space.flips_of(candidate)
+        return Observation(trial, candidate, REFUSED if failed else OK, None if failed else -0.001, 0.005)
+
+    history, _, _ = run(strategy("Adaptive"), space, world, 80, round_limit=4)
+    assert sum(o.outcome is REFUSED for o in history) <= 6
+
+
+def test_success_exonerates_and_elimination_convicts() -> None:
+    failures = Failures([REFUSED, OK, OK], [frozenset({0, 1, 2}), frozenset({0, 3}), frozenset({1})])
+    assert failures.culprits == {2}
+    assert failures.risk({2, 3}) == 1.0
+    assert failures.risk({0, 3}) == 0.0
+    assert failures.risk({0, 1, 2}) == 1.0
+    assert 0 < failures.risk({4}) < 0.1
+
+
+def test_a_failure_of_harmless_flips_is_blamed_on_their_new_pairs() -> None:
+    failures = Failures([REFUSED, OK, OK], [frozenset({0, 1, 2}), frozenset({0, 1}), frozenset({2})])
+    assert not failures.culprits
+    assert failures.risk({0, 1}) == 0.0
+    assert failures.risk({0, 2}) == failures.risk({1, 2}) == pytest.approx(0.5)
+
+
+def test_infrastructure_blames_nobody() -> None:
+    failures = Failures([Outcome.INFRASTRUCTURE], [frozenset({0})])
+    assert not failures.culprits
+    assert not failures.failed
+
+
+def test_the_regression_finds_sparse_effects_despite_outliers() -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((160, 200)) < 0.05).astype(float)
+    truth = np.zeros(200)
+    truth[[3, 50, 120]] = [-0.04, 0.03, -0.03]
+    sd = 0.006
+    y = x @ truth + rng.normal(0, sd, 160)
+    y[:4] += 1.5
+    found = fit(x, y, np.full(160, sd**2))
+    assert set(np.flatnonzero(found.live > 0.5)) == {3, 50, 120}
+    assert found.effect[[3, 50, 120]] == pytest.approx(truth[[3, 50, 120]], abs=0.01)
+    assert np.abs(np.delete(found.effect, [3, 50, 120])).max() < 0.004
+
+
+def test_the_regression_knows_nothing_without_data() -> None:
+    found = fit(np.zeros((0, 5)), np.zeros(0), np.zeros(0))
+    assert not found.effect.any()
+    assert (found.live < 0.2).all()
+
+
+def test_pick_is_none_without_history_and_on_pure_noise_mostly() -> None:
+    space = small_space((2,) * 40)
+    assert pick([], space, 0.003) is None
+    picks = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        history = [feasible(i, space, [f], float(rng.normal(0, 0.006)), 0.006) for i, f in enumerate(space.flips)]
+        picks += pick(history, space, 0.003) is not None
+    assert picks <= 10
+
+
+def test_pick_shrinks_and_trusts_rebuilds_more() -> None:
+    space = small_space((2,) * 20)
+    a, b = space.flips[:2]
+    rest = [feasible(i + 10, space, [f], 0.0) for i, f in enumerate(space.flips[2:])]
+    once = pick([feasible(0, space, [a], -0.02, 0.005), *rest], space, 0.003)
+    thrice = pick([*(feasible(i, space, [a], -0.02, 0.005) for i in range(3)), *rest], space, 0.003)
+    assert once is not None
+    assert thrice is not None
+    assert 0 < once.gain < thrice.gain < 0.02
+    lucky = [feasible(0, space, [a], -0.021, 0.01), *(feasible(i + 1, space, [b], -0.02, 0.01) for i in range(4))]
+    chosen = pick([*lucky, *rest], space, 0.003)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) == {b}
+
+
+def test_pick_takes_the_simplest_of_equals() -> None:
+    space = small_space((2,) * 6)
+    a, b, c = space.flips[:3]
+    history = [
+        feasible(0, space, [a, b, c], -0.0501, 0.001),
+        feasible(1, space, [a], -0.05, 0.001),
+        feasible(2, space, [b], 0.0, 0.001),
+        feasible(3, space, [c], 0.0, 0.001),
+    ]
+    chosen = pick(history, space, 0.001)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) == {a}
+
+
+def test_equal_engines_pool_their_timings_and_the_baselines_engine_gains_nothing() -> None:
+    space = small_space((2,) * 6)
+    a, b, c = space.flips[:3]
+    history = [
+        Observation("discover", BASELINE, OK, 0.0, 0.001, "base"),
+        feasible(0, space, [a], -0.04, 0.005, "one"),
+        feasible(1, space, [b], -0.02, 0.005, "one"),
+        feasible(2, space, [c], -0.03, 0.005, "base"),
+    ]
+    posterior = Posterior(History(space, history))
+    assert posterior.y == pytest.approx([-0.03, -0.03, 0.0, 0.0])  # in the order of trials
+    chosen = pick(history, space, 0.001)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) in ({a}, {b})
+
+
+def test_foreign_candidates_in_the_history_are_understood() -> None:
+    space = small_space((2, 2))
+    explicit = Observation("001-00000", BASELINE.model_copy(update={"route": "-k0=0"}), OK, -0.2, 0.001)
+    history, _, _ = run(strategy("Adaptive"), space, random_world(1, 0, space), 10)
+    assert strategy("Adaptive").next_round(space, [explicit, *history[:2]], Budget(9, 3, 3), 1)
+    chosen = pick([explicit], space, 0.001)
+    assert chosen is not None
+    assert chosen.candidate.route == "-k0=0"
