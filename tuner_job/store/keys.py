@@ -237,7 +237,9 @@ class _Aside:
 
     def __enter__(self) -> Path:
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (*reversed(self.path.parent.parents), self.path.parent):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, exist_ok=True)
             with os.fdopen(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.mode), "wb") as stream:
                 stream.write(self.data)
                 stream.flush()
