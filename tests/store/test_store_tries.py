@@ -1,0 +1,646 @@
+"""Claims, takeovers and convictions: by example, then any interleaving of workers, crashes, outages and lost answers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rig.faulty import FaultyStore
+from rig.s3 import Address
+
+from tuner_job.api.base import TrtfleetError
+from tuner_job.api.measurement import Candidate
+from tuner_job.api.messages import BeatRecord, BeatState, PreviousEnd, ResultRecord, TryRecord
+from tuner_job.api.outcome import Outcome
+from tuner_job.store import layout
+from tuner_job.store.beats import end_of
+from tuner_job.store.objects import ObjectStore, StoreUnavailable
+from tuner_job.store.records import create_record, read_record, timestamp
+from tuner_job.store.tries import STALE_SECONDS, Busy, Claim, Claims, Done, Heart, mark_dead
+
+RUN = "0" * 20
+TRIAL = "001-00000"
+CANDIDATE = Candidate(route="-a=1")
+_names = itertools.count()
+
+
+class Clock:
+    """A monotonic clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """A worker process as the store sees it, its beats written when the test says so."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.id = f"process-{next(_names)}"
+        self.heart = Heart(store, RUN, worker=name, worker_id=self.id, stage="explore")
+        self.heart.beat()
+        self.claims = Claims(store, RUN, self.heart, clock=clock)
+
+    def claim(self, trial: str = TRIAL) -> Claim | Busy | Done:
+        return self.claims.claim(trial, CANDIDATE)
+
+    def finish(self, claim: Claim) -> bool:
+        return create_record(self.store, layout.result(RUN, claim.trial), result_of(claim))
+
+
+def result_of(claim: Claim) -> ResultRecord:
+    return ResultRecord(
+        run=RUN,
+        trial=claim.trial,
+        candidate=claim.candidate,
+        outcome=Outcome.FEASIBLE,
+        tries=claim.number,
+        worker=claim.worker,
+        worker_id=claim.worker_id,
+        finished_at=timestamp(),
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(ObjectStore.open(f"memory://tries-{next(_names)}"))
+
+
+def watch(observer: Worker, clock: Clock, seconds: float, step: float = 5.0) -> Claim | Busy | Done:
+    """Look every `step` seconds for so long; the last answer."""
+    answer = observer.claim()
+    for _ in range(int(seconds / step)):
+        clock.now += step
+        answer = observer.claim()
+        if not isinstance(answer, Busy):
+            break
+    return answer
+
+
+def test_a_free_trial_is_claimed_by_one_and_seen_busy_by_others(object_store: ObjectStore, clock: Clock) -> None:
+    one, other = Worker(object_store, clock, "1-0"), Worker(object_store, clock, "1-1")
+    claim = one.claim()
+    assert isinstance(claim, Claim)
+    assert (claim.trial, claim.candidate, claim.number, claim.worker, claim.worker_id) == (TRIAL, CANDIDATE, 1, "1-0", one.id)
+    assert other.claim() == Busy("1-0")
+    assert one.finish(claim)
+    assert other.claim() == Done()
+    assert one.claim() == Done()
+
+
+def test_of_many_claimants_one_gets_the_trial(object_store: ObjectStore, clock: Clock) -> None:
+    workers = [Worker(object_store, clock, f"1-{index}") for index in range(6)]
+    answers: list[Claim | Busy | Done] = []
+    threads = [threading.Thread(target=lambda w=worker: answers.append(w.claim())) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 6
+    assert sum(isinstance(answer, Claim) for answer in answers) == 1
+
+
+def test_a_beating_worker_keeps_its_trial_for_ever(store: FaultyStore, clock: Clock) -> None:
+    slow, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    assert isinstance(slow.claim(), Claim)
+    for _ in range(100):
+        slow.heart.beat()
+        assert isinstance(watch(observer, clock, 100), Busy)
+
+
+def test_a_silent_worker_loses_its_trial_after_the_wait_and_not_before(store: FaultyStore, clock: Clock) -> None:
+    dead, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    assert isinstance(dead.claim(), Claim)
+    assert isinstance(watch(observer, clock, STALE_SECONDS - 5), Busy)
+    claim = watch(observer, clock, 5)
+    assert isinstance(claim, Claim)
+    assert claim.number == 2
+    tried = read_record(store, layout.claim(RUN, TRIAL, 2), TryRecord)
+    assert tried is not None
+    assert tried.previous == PreviousEnd(cause="unexplained", detail="worker 1-0 fell silent")
+
+
+def test_a_worker_that_never_beat_is_waited_for_like_any_other(store: FaultyStore, clock: Clock) -> None:
+    dead, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    assert isinstance(dead.claim(), Claim)
+    store.delete(layout.beat(RUN, "1-0"))
+    assert isinstance(watch(observer, clock, STALE_SECONDS - 5), Busy)
+    assert isinstance(watch(observer, clock, 5), Claim)
+
+
+def test_an_outage_makes_nothing_stale(store: FaultyStore, clock: Clock) -> None:
+    slow, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    assert isinstance(slow.claim(), Claim)
+    assert isinstance(watch(observer, clock, STALE_SECONDS - 5), Busy)
+    store.down = True
+    clock.now += 3600
+    with pytest.raises(StoreUnavailable):
+        observer.claim()
+    store.down = False
+    assert isinstance(watch(observer, clock, STALE_SECONDS - 5), Busy)
+    assert isinstance(watch(observer, clock, 5), Claim)
+
+
+def test_an_observer_that_was_away_cannot_vouch_for_the_time(store: FaultyStore, clock: Clock) -> None:
+    slow, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    assert isinstance(slow.claim(), Claim)
+    assert isinstance(observer.claim(), Busy)
+    clock.now += 3600  # in a trial of its own, while the store was down for all
+    assert isinstance(observer.claim(), Busy)
+
+
+@pytest.mark.parametrize("cause", ["stopped", "explained", "outOfMemory", "unexplained"])
+def test_a_known_end_frees_the_trial_at_once(
+    store: FaultyStore, clock: Clock, cause: Literal["stopped", "explained", "outOfMemory", "unexplained"]
+) -> None:
+    gone, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    assert isinstance(gone.claim(), Claim)
+    assert isinstance(observer.claim(), Busy)
+    if cause == "stopped":
+        gone.heart.close(BeatState.STOPPED)
+    else:
+        assert mark_dead(store, RUN, "1-0", cause=cause, detail="seen")
+    claim = observer.claim()
+    assert isinstance(claim, Claim)
+    tried = read_record(store, layout.claim(RUN, TRIAL, claim.number), TryRecord)
+    assert tried is not None
+    assert tried.previous is not None
+    assert tried.previous.cause == cause
+
+
+def test_an_explanation_outlives_the_beat_of_a_restarted_worker(store: FaultyStore, clock: Clock) -> None:
+    for how in ("stopped", "explained"):
+        trial = f"001-0000{len(how)}"
+        gone = Worker(store, clock, "1-0")
+        assert isinstance(gone.claim(trial), Claim)
+        if how == "stopped":
+            gone.heart.close(BeatState.STOPPED)
+        else:
+            mark_dead(store, RUN, "1-0", cause="explained")
+        restarted = Worker(store, clock, "1-0")
+        claim = restarted.claim(trial)
+        assert isinstance(claim, Claim)
+        assert claim.number == 2
+        tried = read_record(store, layout.claim(RUN, trial, 2), TryRecord)
+        assert tried is not None
+        assert tried.previous is not None
+        assert tried.previous.cause == how
+
+
+def test_two_pods_of_one_index_do_not_steal_from_each_other(store: FaultyStore, clock: Clock) -> None:
+    one = Worker(store, clock, "1-0")
+    assert isinstance(one.claim(), Claim)
+    other = Worker(store, clock, "1-0")
+    for _ in range(40):
+        one.heart.beat()
+        assert other.claim() == Busy("1-0")
+        clock.now += 10
+        other.heart.beat()
+        assert other.claim() == Busy("1-0")
+        clock.now += 5
+
+
+def test_a_restarted_worker_gets_its_own_old_trial_after_the_wait(store: FaultyStore, clock: Clock) -> None:
+    assert isinstance(Worker(store, clock, "1-0").claim(), Claim)
+    restarted = Worker(store, clock, "1-0")
+    assert isinstance(watch(restarted, clock, STALE_SECONDS - 5), Busy)
+    assert isinstance(watch(restarted, clock, 5), Claim)
+
+
+def test_the_result_of_a_slow_worker_stands(store: FaultyStore, clock: Clock) -> None:
+    slow, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    claim = slow.claim()
+    assert isinstance(claim, Claim)
+    second = watch(observer, clock, STALE_SECONDS)
+    assert isinstance(second, Claim)
+    assert slow.finish(claim)
+    assert not observer.finish(second)
+    stored = read_record(store, layout.result(RUN, TRIAL), ResultRecord)
+    assert stored is not None
+    assert stored.worker_id == slow.id
+
+
+def test_a_claim_whose_answer_was_lost_is_still_the_workers_own(store: FaultyStore, clock: Clock) -> None:
+    worker = Worker(store, clock, "1-0")
+    store.lose_next_answer = True
+    with pytest.raises(StoreUnavailable):
+        worker.claim()
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    assert claim.number == 1
+
+
+def test_a_claim_that_its_worker_forgot_is_taken_over_without_blame(store: FaultyStore, clock: Clock) -> None:
+    forgetful, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    store.lose_next_answer = True
+    with pytest.raises(StoreUnavailable):
+        forgetful.claim()
+    assert isinstance(forgetful.claim("001-00001"), Claim)
+    answer = observer.claim()
+    while isinstance(answer, Busy):
+        forgetful.heart.beat()
+        clock.now += 10
+        answer = observer.claim()
+    assert isinstance(answer, Claim)
+    tried = read_record(store, layout.claim(RUN, TRIAL, 2), TryRecord)
+    assert tried is not None
+    assert tried.previous is not None
+    assert tried.previous.cause == "infrastructure"
+
+
+def test_a_worker_tries_again_only_while_no_one_else_did(store: FaultyStore, clock: Clock) -> None:
+    worker, observer = Worker(store, clock, "1-0"), Worker(store, clock, "1-1")
+    claim = worker.claim()
+    assert isinstance(claim, Claim)
+    second = claim.again(PreviousEnd(cause="infrastructure", detail="disk"))
+    assert second is not None
+    assert second.number == 2
+    assert isinstance(watch(observer, clock, STALE_SECONDS), Claim)
+    assert second.again(PreviousEnd(cause="infrastructure", detail="disk")) is None
+
+
+@pytest.mark.parametrize(
+    ("causes", "outcome"),
+    [
+        (["outOfMemory", "outOfMemory"], Outcome.OUT_OF_MEMORY),
+        (["unexplained", "unexplained", "unexplained"], Outcome.CRASHED),
+        (["outOfMemory", "unexplained", "explained", "unexplained", "outOfMemory"], Outcome.OUT_OF_MEMORY),
+        (["unexplained", "stopped", "unexplained", "explained", "outOfMemory", "unexplained"], Outcome.CRASHED),
+    ],
+)
+def test_a_trial_that_keeps_killing_its_workers_is_convicted(
+    store: FaultyStore, clock: Clock, causes: list[Literal["explained", "outOfMemory", "unexplained"]], outcome: Outcome
+) -> None:
+    for number, cause in enumerate(causes, 1):
+        victim = Worker(store, clock, f"1-{number}")
+        claim = victim.claim()
+        assert isinstance(claim, Claim), f"convicted after {number - 1} deaths"
+        assert claim.number == number
+        if cause == "stopped":
+            victim.heart.close(BeatState.STOPPED)
+        else:
+            assert mark_dead(store, RUN, victim.name, cause=cause, detail=f"death {number}")
+    assert Worker(store, clock, "1-0").claim() == Done()
+    result = read_record(store, layout.result(RUN, TRIAL), ResultRecord)
+    assert result is not None
+    assert (result.outcome, result.convicted, result.tries, result.candidate) == (outcome, True, len(causes), CANDIDATE)
+    assert f"death {len(causes)}" in result.reason
+    assert not store.exists(layout.claim(RUN, TRIAL, len(causes) + 1))
+
+
+def test_deaths_that_are_explained_never_convict(store: FaultyStore, clock: Clock) -> None:
+    for number in range(1, 12):
+        victim = Worker(store, clock, f"1-{number}")
+        claim = victim.claim()
+        assert isinstance(claim, Claim)
+        assert claim.number == number
+        mark_dead(store, RUN, victim.name, cause="explained", detail="node lost")
+
+
+def test_an_explanation_that_comes_late_still_acquits(store: FaultyStore, clock: Clock) -> None:
+    first = Worker(store, clock, "1-1")
+    assert isinstance(first.claim(), Claim)
+    second = Worker(store, clock, "1-2")
+    assert isinstance(watch(second, clock, STALE_SECONDS), Claim)
+    mark_dead(store, RUN, "1-1", cause="explained", detail="evicted", worker_id=first.id)
+    mark_dead(store, RUN, "1-2", cause="unexplained")
+    third = Worker(store, clock, "1-3")
+    assert isinstance(third.claim(), Claim)
+    mark_dead(store, RUN, "1-3", cause="unexplained")
+    fourth = Worker(store, clock, "1-4").claim()
+    assert isinstance(fourth, Claim)
+    assert fourth.number == 4
+
+
+class TestHeart:
+    def test_it_shows_trial_and_phase_and_ends_in_the_note(self, store_address: Address) -> None:
+        store = store_address.open()
+        heart = Heart(store, RUN, worker="1-0", worker_id="w", stage="explore", interval=0.05)
+        with heart:
+            first = read_record(store, layout.beat(RUN, "1-0"), BeatRecord)
+            assert first is not None
+            heart.begin(TRIAL)
+            heart.phase("build")
+            wait_for(lambda: beat_of(store).phase == "build" and beat_of(store).trial == TRIAL)
+            heart.finished(device_seconds=1.5)
+            wait_for(lambda: beat_of(store).done == 1)
+            before = beat_of(store).sequence
+            wait_for(lambda: beat_of(store).sequence > before)
+            assert beat_of(store).device_seconds == 1.5
+            heart.close(BeatState.STOPPED, detail="SIGTERM")
+        last = beat_of(store)
+        assert (last.state, last.cause, last.detail) == (BeatState.STOPPED, "stopped", "SIGTERM")
+        assert end_of(store, RUN, "w") == PreviousEnd(cause="stopped", detail="SIGTERM")
+        assert not any(thread.name == "heart-1-0" for thread in threading.enumerate())
+
+    def test_it_survives_an_outage(self, store: FaultyStore) -> None:
+        heart = Heart(store, RUN, worker="1-0", worker_id="w", stage="explore", interval=0.02)
+        with heart:
+            store.down = True
+            wait_for(lambda: heart.problem is not None)
+            store.down = False
+            wait_for(lambda: heart.problem is None)
+            before = beat_of(store).sequence
+            wait_for(lambda: beat_of(store).sequence > before)
+
+    def test_it_claims_nothing_without_a_first_beat(self, store: FaultyStore) -> None:
+        store.down = True
+        with pytest.raises(StoreUnavailable):
+            Heart(store, RUN, worker="1-0", worker_id="w", stage="explore").start()
+
+    def test_closing_in_an_outage_is_no_error(self, store: FaultyStore) -> None:
+        heart = Heart(store, RUN, worker="1-0", worker_id="w", stage="explore")
+        heart.start()
+        store.down = True
+        heart.close(BeatState.STOPPED)
+        assert isinstance(heart.problem, StoreUnavailable)
+
+    @pytest.mark.parametrize(
+        ("error", "state", "cause"),
+        [
+            (None, BeatState.DONE, None),
+            (KeyboardInterrupt(), BeatState.STOPPED, "stopped"),
+            (TrtfleetError("the store is full"), BeatState.DEAD, "explained"),
+            (ZeroDivisionError(), BeatState.DEAD, "unexplained"),
+        ],
+    )
+    def test_how_it_ends_follows_from_how_the_worker_ends(
+        self, store: FaultyStore, error: BaseException | None, state: BeatState, cause: str | None
+    ) -> None:
+        raises = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+        with raises, Heart(store, RUN, worker="1-0", worker_id="w", stage="explore"):
+            if error is not None:
+                raise error
+        assert beat_of(store).state is state
+        end = end_of(store, RUN, "w")
+        assert (end.cause if end else None) == cause
+
+
+class TestMarkDead:
+    def test_the_first_to_know_decides(self, store: FaultyStore, clock: Clock) -> None:
+        Worker(store, clock, "1-0")
+        assert mark_dead(store, RUN, "1-0", cause="explained", detail="evicted")
+        assert not mark_dead(store, RUN, "1-0", cause="outOfMemory")
+        beat = beat_of(store)
+        assert (beat.state, beat.cause, beat.detail) == (BeatState.DEAD, "explained", "evicted")
+
+    def test_a_worker_that_stopped_or_finished_has_not_died(self, store: FaultyStore, clock: Clock) -> None:
+        for state in (BeatState.STOPPED, BeatState.DONE):
+            worker = Worker(store, clock, "1-0")
+            worker.heart.close(state)
+            assert not mark_dead(store, RUN, "1-0", cause="unexplained")
+            assert beat_of(store).state is state
+
+    def test_the_death_of_a_predecessor_leaves_the_successors_beat_alone(self, store: FaultyStore, clock: Clock) -> None:
+        old = Worker(store, clock, "1-0")
+        new = Worker(store, clock, "1-0")
+        assert mark_dead(store, RUN, "1-0", cause="explained", worker_id=old.id)
+        assert beat_of(store).worker_id == new.id
+        assert beat_of(store).state is BeatState.RUNNING
+
+    def test_a_worker_that_never_was_cannot_die(self, store: FaultyStore) -> None:
+        assert not mark_dead(store, RUN, "9-9", cause="unexplained")
+
+
+def beat_of(store: ObjectStore, worker: str = "1-0") -> BeatRecord:
+    beat = read_record(store, layout.beat(RUN, worker), BeatRecord)
+    assert beat is not None
+    return beat
+
+
+def wait_for(condition: object, seconds: float = 30.0) -> None:
+    assert callable(condition)
+    give_up = threading.Event()
+    for _ in range(int(seconds / 0.01)):
+        if condition():
+            return
+        give_up.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+TRIALS = [f"001-{n:05d}" for n in range(3)]
+
+
+@dataclass
+class Process:
+    """A worker process and the truth about it."""
+
+    worker: Worker
+    fate: str = "alive"  # then stopped, silent, explained, outOfMemory, unexplained, done
+    holds: Claim | None = None
+    shown: dict[str, float] = field(default_factory=dict)
+    """Trial → time at which a beat last showed it, or it was claimed."""
+
+
+class Fleet(RuleBasedStateMachine):
+    """Three worker names, any of which may be started, killed in every way, and started again, over a store with faults."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.clock = Clock()
+        self.store = FaultyStore(ObjectStore.open(f"memory://fleet-{next(_names)}"))
+        self.slots: dict[int, Process | None] = dict.fromkeys(range(3))
+        self.processes: dict[str, Process] = {}
+        self.results: dict[str, bytes] = {}
+        self.takeovers: dict[tuple[str, int], float] = {}
+
+    def alive(self, slot: int) -> Process | None:
+        process = self.slots[slot]
+        return process if process is not None and process.fate == "alive" else None
+
+    @rule(slot=st.integers(0, 2))
+    def start(self, slot: int) -> None:
+        if self.alive(slot) is not None:
+            return
+        try:
+            process = Process(Worker(self.store, self.clock, f"1-{slot}"))
+        except StoreUnavailable:
+            return
+        self.slots[slot] = process
+        self.processes[process.worker.id] = process
+
+    @rule(slot=st.integers(0, 2), trial=st.sampled_from(TRIALS))
+    def claim(self, slot: int, trial: str) -> None:
+        process = self.alive(slot)
+        if process is None or process.holds is not None:
+            return
+        known = self.tries(trial)
+        try:
+            answer = process.worker.claim(trial)
+        except StoreUnavailable:
+            answer = None
+        if len(self.tries(trial)) > len(known):
+            self.check_takeover(process, trial, known)
+        if isinstance(answer, Claim):
+            process.holds = answer
+            process.shown[trial] = self.clock.now
+
+    def check_takeover(self, process: Process, trial: str, known: list[TryRecord]) -> None:
+        """A trial is repeated only after its last try's worker ended, fell silent, or went on to another."""
+        if not known:
+            return
+        last = self.processes[known[-1].worker_id]
+        silent_for = self.clock.now - last.shown.get(trial, 0.0)
+        assert last is not process
+        assert last.fate not in ("alive", "silent") or silent_for >= STALE_SECONDS, f"{trial} taken from a live worker"
+        self.takeovers[trial, len(known)] = silent_for
+
+    @rule(slot=st.integers(0, 2))
+    def beat(self, slot: int) -> None:
+        process = self.alive(slot)
+        if process is None:
+            return
+        try:
+            process.worker.heart.beat()
+        except StoreUnavailable:
+            return
+        finally:
+            if not self.store.down and process.holds is not None:
+                process.shown[process.holds.trial] = self.clock.now
+
+    @rule(slot=st.integers(0, 2))
+    def finish(self, slot: int) -> None:
+        process = self.alive(slot)
+        if process is None or process.holds is None:
+            return
+        try:
+            process.worker.finish(process.holds)
+        except StoreUnavailable:
+            return  # it still holds the claim, and tries again
+        process.holds = None
+
+    @rule(slot=st.integers(0, 2))
+    def retry(self, slot: int) -> None:
+        process = self.alive(slot)
+        if process is None or process.holds is None:
+            return
+        trial = process.holds.trial
+        try:
+            process.holds = process.holds.again(PreviousEnd(cause="infrastructure"))
+        except StoreUnavailable:
+            return
+        if process.holds is not None:
+            process.shown[trial] = self.clock.now
+
+    @rule(slot=st.integers(0, 2), fate=st.sampled_from(["stopped", "done", "silent", "explained", "outOfMemory", "unexplained"]))
+    def end(self, slot: int, fate: Literal["stopped", "done", "silent", "explained", "outOfMemory", "unexplained"]) -> None:
+        process = self.alive(slot)
+        if process is None or (fate == "done" and process.holds is not None):
+            return
+        if fate in ("stopped", "done"):
+            process.worker.heart.close(BeatState.STOPPED if fate == "stopped" else BeatState.DONE)
+            noted = end_of(self.store.inner, RUN, process.worker.id) is not None
+            process.fate = fate if fate == "done" or noted else "silent"
+        elif fate == "silent":
+            process.fate = fate
+        else:
+            self.note(process, fate)
+
+    @rule(data=st.data(), fate=st.sampled_from(["explained", "outOfMemory"]))
+    def explain_late(self, data: st.DataObject, fate: Literal["explained", "outOfMemory"]) -> None:
+        silent = [process for process in self.processes.values() if process.fate == "silent"]
+        if silent:
+            self.note(data.draw(st.sampled_from(silent)), fate)
+
+    def note(self, process: Process, fate: Literal["explained", "outOfMemory", "unexplained"]) -> None:
+        process.fate = "silent"
+        with contextlib.suppress(StoreUnavailable):
+            mark_dead(self.store, RUN, process.worker.name, cause=fate, worker_id=process.worker.id)
+        if (end := end_of(self.store.inner, RUN, process.worker.id)) is not None:
+            process.fate = end.cause
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 29.0, 60.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @rule(slot=st.integers(0, 2), trial=st.sampled_from(TRIALS))
+    def watch(self, slot: int, trial: str) -> None:
+        """An idle worker looks at one trial until it gets it, or for long enough."""
+        for _ in range(6):
+            self.claim(slot, trial)
+            self.clock.now += 29
+
+    @rule()
+    def outage(self) -> None:
+        self.store.down = not self.store.down
+
+    @precondition(lambda self: not self.store.down)
+    @rule()
+    def lose_an_answer(self) -> None:
+        self.store.lose_next_answer = True
+
+    def tries(self, trial: str) -> list[TryRecord]:
+        tries: list[TryRecord] = []
+        while record := read_record(self.store.inner, layout.claim(RUN, trial, len(tries) + 1), TryRecord):
+            tries.append(record)
+        return tries
+
+    @invariant()
+    def results_never_change(self) -> None:
+        for trial in TRIALS:
+            found = self.store.inner.get(layout.result(RUN, trial), 1 << 20)
+            if trial in self.results:
+                assert found is not None
+                assert found.data == self.results[trial]
+            elif found is not None:
+                self.results[trial] = found.data
+                self.check_conviction(ResultRecord.parse(found.data, trial))
+
+    def check_conviction(self, result: ResultRecord) -> None:
+        """Only a trial under which workers really died, unexplained to this day, is convicted; and no later than agreed."""
+        tries = self.tries(result.trial)
+        fates = [self.processes[tried.worker_id].fate for tried in tries]
+        causes = [following.previous.cause for following in tries[1:] if following.previous is not None]
+        own = [cause == "infrastructure" for cause in causes] + [False]
+        died = [fate for fate, retried in zip(fates, own, strict=True) if not retried]
+        out_of_memory, unexplained = died.count("outOfMemory"), died.count("unexplained") + died.count("silent")
+        slow = sum(1 for n in range(len(tries)) if self.takeovers.get((result.trial, n + 1), 0.0) >= STALE_SECONDS)
+        if result.convicted:
+            assert out_of_memory >= 2 or unexplained + slow >= 3, f"{result.trial} convicted in spite of {fates}"
+        assert causes.count("outOfMemory") < 2
+        assert died[:-1].count("unexplained") < 3
+
+    def teardown(self) -> None:
+        """Once the faults end, a single worker brings every trial to its one end."""
+        if not hasattr(self, "store"):
+            return
+        self.store.down = self.store.lose_next_answer = False
+        for process in self.processes.values():
+            if process.fate == "alive":
+                process.fate = "silent"
+        self.slots[0] = None
+        self.start(0)
+        last = self.alive(0)
+        assert last is not None
+        for _ in range(8):
+            for trial in TRIALS:
+                self.claim(0, trial)
+                self.finish(0)
+            self.clock.now += STALE_SECONDS / 4
+        self.results_never_change()
+        assert sorted(self.results) == TRIALS
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
