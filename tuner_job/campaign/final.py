@@ -18,7 +18,7 @@ from tuner_job.api.measurement import BASELINE, Candidate, EngineFile, Losses, S
 from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import BaselineFailed
-from tuner_job.campaign.rounds import FINAL_BUILDS
+from tuner_job.campaign.rounds import FINAL_BUILDS, Fold, device_seconds
 from tuner_job.campaign.workspace import Workspace
 from tuner_job.measure.decision import Decision, decide
 from tuner_job.measure.final import FinalDesign, design
@@ -57,11 +57,14 @@ class _Lost:
 class Final:
     """Proves or refutes the pick of an explore stage."""
 
-    def __init__(self, space: Workspace, discovery: DiscoveryRecord, plan: PlanRecord, step: Callable[[str], None]) -> None:
+    def __init__(
+        self, space: Workspace, discovery: DiscoveryRecord, fold: Fold, plan: PlanRecord, step: Callable[[str], None]
+    ) -> None:
         self._space = space
         self._inputs = space.run.inputs
         self._discovery = discovery
         self._pick = plan.pick
+        self._explored_seconds = device_seconds(fold.folded, discovery)
         self._step = step
         self._rng = np.random.default_rng([space.run.seed, plan.round])
 
@@ -90,10 +93,9 @@ class Final:
         return self._record(plan, builds, lost, sessions, decision, time.monotonic() - started)
 
     def _budget(self) -> float:
-        """Device seconds that the run's budget keeps back for the final; without a budget, no limit."""
-        if self._inputs.search.device_seconds <= 0:
-            return float("inf")
-        return FINAL_BUILDS * self._discovery.trial_seconds
+        """Device seconds that the final may use, if its least size does: what a budget keeps back for it, else what explore used."""
+        least = FINAL_BUILDS * self._discovery.trial_seconds
+        return least if self._inputs.search.device_seconds > 0 else max(2 * least, self._explored_seconds)
 
     def _builds(self, plan: FinalDesign) -> tuple[list[_Build], _Lost | None]:
         """All builds in a shuffled order, so that a machine that warms up or cools down favours neither side."""

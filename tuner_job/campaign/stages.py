@@ -90,7 +90,7 @@ def _final(post: Post) -> None:
     plans = post.reader.plans()
     if not _take_alone(post, FINAL, lambda: post.reader.verdict() is not None):
         return
-    final = Final(post.space, _prepared(post), plans[-1], post.heart.phase)
+    final = Final(post.space, _prepared(post), post.reader.fold(), plans[-1], post.heart.phase)
     create_record(post.space.store, layout.verdict(post.reader.run.run), final.verdict())
     post.heart.finished()
 

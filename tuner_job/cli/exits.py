@@ -1,0 +1,48 @@
+"""Exit codes of `trtfleet`. They are API; docs/cli.md lists them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from tuner_job.api.base import InputError, TrtfleetError
+from tuner_job.campaign.local import RunBusy, RunStopped
+from tuner_job.campaign.stages import WrongDevice
+from tuner_job.campaign.workspace import ScratchFull
+from tuner_job.store.attest import VerificationFailed
+from tuner_job.store.objects import StoreCorrupt, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
+from tuner_job.store.pointers import PointerRefused
+
+
+class Exit(IntEnum):
+    """2 is a wrong command line (click's own)."""
+
+    OK = 0
+    VERIFICATION_FAILED = 3
+    REFUSED = 4  # a pointer does not allow the change
+    BAD_INPUT = 64
+    WRONG_DEVICE = 65
+    STORE_UNUSABLE = 66  # also a full scratch folder: the same command may work later
+    STOPPED = 67  # nothing is lost: the same command goes on
+    BUSY = 68
+    FAILED = 70
+
+
+_CODES: tuple[tuple[type[TrtfleetError], Exit], ...] = (
+    (VerificationFailed, Exit.VERIFICATION_FAILED),
+    (PointerRefused, Exit.REFUSED),
+    (StoreNotConditional, Exit.STORE_UNUSABLE),
+    (StoreUnavailable, Exit.STORE_UNUSABLE),
+    (StoreReadOnly, Exit.STORE_UNUSABLE),
+    (StoreFull, Exit.STORE_UNUSABLE),
+    (StoreCorrupt, Exit.STORE_UNUSABLE),
+    (ScratchFull, Exit.STORE_UNUSABLE),
+    (WrongDevice, Exit.WRONG_DEVICE),
+    (RunStopped, Exit.STOPPED),
+    (RunBusy, Exit.BUSY),
+    (InputError, Exit.BAD_INPUT),
+)
+
+
+def exit_code(error: TrtfleetError) -> Exit:
+    """The code of the first kind that the error is."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILED)

@@ -1,0 +1,192 @@
+"""A job file on this machine: its documents, what they leave to the machine, and the store."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tuner_job.api.artifactstore import ArtifactStore
+from tuner_job.api.base import InputError
+from tuner_job.api.documents import Documents, load_documents
+from tuner_job.api.effective import run_inputs
+from tuner_job.api.messages import Owner, RunInputs
+from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
+from tuner_job.api.tuningjob import Target, TuningJob
+from tuner_job.model.digest import digest
+from tuner_job.model.fetch import fetch
+from tuner_job.store.objects import ObjectStore
+from tuner_job.store.pointers import PointerName
+
+LOCAL = "local"
+"""Name of the store that a job file need not hold."""
+
+EMBEDDED_RUNTIME = "onnxruntime"
+"""Name of the runtime that a job file need not hold: whatever ONNX Runtime is installed."""
+
+MAX_FILE_BYTES = 4 << 20
+
+_LIBRARIES = {"ONNXRuntime": ("onnxruntime", "onnxruntime-gpu"), "TensorRT": ("tensorrt", "tensorrt-cu13")}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, and what it takes to open it again in another process."""
+
+    store: ObjectStore
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """One TuningJob of a file with everything that it refers to."""
+
+    path: Path
+    documents: Documents
+    job: TuningJob
+
+    @staticmethod
+    def load(path: Path, job: str | None = None) -> JobFile:
+        """Raises InputError for whatever is wrong in the file, or when it holds several jobs and none is named."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from None
+        if len(data) > MAX_FILE_BYTES:
+            raise InputError(f"{path}: longer than {MAX_FILE_BYTES} bytes; that is no job file")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: is not UTF-8 text; a job file is YAML") from None
+        documents = load_documents(text, str(path))
+        if job is not None:
+            return JobFile(path, documents, documents.job(job))
+        if len(documents.jobs) != 1:
+            names = ", ".join(each.name for each in documents.jobs) or "none"
+            raise InputError(f"{path}: holds {len(documents.jobs)} TuningJobs ({names}); name one with --job")
+        return JobFile(path, documents, documents.jobs[0])
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(namespace=self.job.metadata.namespace or "default", name=self.job.name)
+
+    def target(self, name: str | None) -> Target:
+        """The named target, or the only one. Raises InputError."""
+        targets = self.job.spec.targets
+        if name is None and len(targets) == 1:
+            return targets[0]
+        found = next((target for target in targets if target.name == name), None)
+        if found is None:
+            names = ", ".join(target.name for target in targets)
+            what = f"has no target {name}" if name else "has several targets; name one with --target"
+            raise InputError(f"TuningJob {self.job.name}: {what} (it has {names})")
+        return found
+
+    def runtime(self, target: Target) -> TunerRuntime:
+        """The target's runtime; the installed ONNX Runtime where the file leaves `onnxruntime` out."""
+        reference = target.runtime_ref
+        known = {runtime.name for runtime in self.documents.runtimes}
+        if reference is not None and reference.name == EMBEDDED_RUNTIME and EMBEDDED_RUNTIME not in known:
+            return embedded_runtime()
+        return self.documents.runtime_of(self.job, target)
+
+    def inputs(self, target: Target) -> RunInputs:
+        """Effective values with local paths made absolute and local files digested, so that an edited model is another run."""
+        inputs = run_inputs(self.job, target.name, self.runtime(target))
+        base = self.path.resolve().parent
+        variants = []
+        for variant in inputs.variants:
+            if not _is_local(variant.uri):
+                variants.append(variant)
+                continue
+            with tempfile.TemporaryDirectory() as scratch:
+                path = fetch(variant.uri, Path(scratch), base=base, digest=variant.digest)
+            uri = variant.uri if variant.uri.startswith("package://") else path.resolve().as_uri()
+            variants.append(variant.model_copy(update={"uri": uri, "digest": variant.digest or digest(path)}))
+        accuracy = inputs.accuracy
+        if accuracy.uri and _is_local(accuracy.uri):
+            path = _local_path(accuracy.uri, base)
+            accuracy = accuracy.model_copy(update={"uri": path.as_uri(), "digest": accuracy.digest or _content_digest(path)})
+        return inputs.model_copy(update={"variants": tuple(variants), "accuracy": accuracy})
+
+    def pointer(self, target: Target) -> PointerName:
+        """Where the target's engine is published for its runtime."""
+        return PointerName(self.owner, target.name, self.runtime(target).spec.version)
+
+    def place(self, url: str | None, folder: Path) -> Place:
+        """The job's store; `url` overrides it, and `local` is a folder below `folder` where the file leaves it out."""
+        name = self.job.spec.store_ref.name
+        known = {store.name for store in self.documents.stores}
+        if url is not None:
+            return open_place(url)
+        if name == LOCAL and LOCAL not in known:
+            return open_place((folder.resolve() / "store").as_uri())
+        return _declared(self.documents.store_of(self.job), folder)
+
+
+def open_place(url: str) -> Place:
+    """A store by its URL alone; a bare path is a folder."""
+    full = url if "://" in url else Path(url).resolve().as_uri()
+    return Place(ObjectStore.open(full), {})
+
+
+def embedded_runtime() -> TunerRuntime:
+    """The ONNX Runtime that is installed here. Raises InputError when none is."""
+    found = installed("ONNXRuntime")
+    if found is None:
+        raise InputError("no ONNX Runtime is installed here; `pip install trtfleet[onnxruntime]`, or name another runtime")
+    return TunerRuntime.model_validate(
+        {
+            "apiVersion": "trtfleet.dev/v1alpha1",
+            "kind": "TunerRuntime",
+            "metadata": {"name": EMBEDDED_RUNTIME},
+            "spec": TunerRuntimeSpec(family="ONNXRuntime", version=found),
+        }
+    )
+
+
+def installed(family: str) -> str | None:
+    """Version of the engine library in this Python, without importing it."""
+    for name in _LIBRARIES[family]:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _declared(store: ArtifactStore, folder: Path) -> Place:
+    options = dict(store.spec.options)
+    if store.spec.ca_bundle:
+        path = folder / f"{store.name}-ca.pem"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(store.spec.ca_bundle)
+        options["caFile"] = str(path)
+    return Place(ObjectStore.open(store.spec.url, options), options)
+
+
+def _is_local(uri: str) -> bool:
+    return "://" not in uri or urlsplit(uri).scheme in ("file", "package")
+
+
+def _local_path(uri: str, base: Path) -> Path:
+    path = Path(urlsplit(uri).path) if uri.startswith("file://") else base / uri
+    if not path.exists():
+        raise InputError(f"accuracy.references: {path} does not exist")
+    return path.resolve()
+
+
+def _content_digest(path: Path) -> str:
+    """Digest over the names and bytes of a file, or of all files below a folder."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            part = hashlib.file_digest(stream, "sha256").hexdigest()
+        total.update(f"{file.relative_to(path)}\0{part}\n".encode())
+    return total.hexdigest()
