@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -130,6 +130,22 @@ def test_identical_outputs_have_zero_loss_and_no_problem(tmp_path):
     assert losses.samples == 1
     assert losses.outputs[0].l_inf == 0.0
     assert losses.outputs[0].worst_sample == "a/s0"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32), st.permutations(range(5)), st.sampled_from(["l0", "l1", "l2", "lInf", "cosine"]))
+def test_losses_are_the_worst_over_samples_in_any_order(tmp_path_factory, seed, order, metric):
+    references = make(tmp_path_factory.mktemp("worst"), varied(5))
+    noise = np.random.default_rng(seed).standard_normal((5, 3, 4)).astype(np.float32)
+    samples = list(references)
+    comparison = Comparison(references, atol=0.5, rtol=0.0, metric=metric)
+    for index in order:
+        comparison.add(samples[index], {"y": samples[index].outputs["y"] + noise[index]})
+    (found,) = comparison.losses().outputs
+    each = [tensor_loss(s.outputs["y"] + n, s.outputs["y"], atol=0.5, rtol=0.0) for s, n in zip(samples, noise, strict=True)]
+    for field in ("l0", "l1", "l2", "l_inf", "cosine"):
+        assert getattr(found, field) == max(getattr(loss, field) for loss in each)
+    assert each[int(found.worst_sample[-1])].of(metric) == max(loss.of(metric) for loss in each)
 
 
 def test_worst_sample_is_reported_per_output_and_every_sample_counts(tmp_path):

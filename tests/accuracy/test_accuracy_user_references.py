@@ -158,6 +158,13 @@ def test_only_the_chosen_outputs_are_needed_and_kept(tmp_path):
     check(import_(tmp_path / "s.npz", tmp_path, checked=("y",)), {"two/s": arrays})
 
 
+def test_a_chosen_output_that_the_model_lacks_is_named(tmp_path):
+    np.savez(tmp_path / "s.npz", **tensors())
+    refused(
+        tmp_path / "s.npz", tmp_path, r"accuracy.outputs: the model has no output 'z/2' \(did you mean 'z/1'", checked=("z/2",)
+    )
+
+
 def test_empty_outputs_are_legal(tmp_path):
     arrays = {**tensors(), "z/1": np.zeros(0, bool)}
     np.savez(tmp_path / "s.npz", **arrays)

@@ -65,5 +65,9 @@ def detector() -> Path:
     return packaged("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx")
 
 
+def classifier() -> Path:
+    return packaged("rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx")
+
+
 def silero() -> Path:
     return packaged("silero_vad", "data/silero_vad.onnx")

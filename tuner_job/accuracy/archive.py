@@ -41,11 +41,13 @@ def unpack(archive: Path, folder: Path) -> References:
     No path of the archive is ever used: the manifest says which files must follow, in which order and of which size.
     Raises InputError for any other archive. Arrays are checked against their digests when they are read.
     """
+    if not archive.is_file():
+        raise InputError(f"{archive}: no such references archive")
     with new_folder(folder) as aside:
         try:
             with tarfile.open(archive, "r|") as tar:
                 manifest = _unpack(tar, aside, str(archive))
-        except (tarfile.TarError, EOFError, OSError) as error:
+        except (tarfile.TarError, EOFError) as error:
             raise InputError(f"{archive}: not a readable references archive: {error}") from None
     return References(folder, manifest)
 

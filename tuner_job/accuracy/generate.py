@@ -18,7 +18,10 @@ from tuner_job.api.tensors import TensorSpec
 INTEGER_LIMIT = 16
 """Generated integers stay below it: as indices they must not leave a small table."""
 
-SCALES = (1.0, 0.25, 4.0)
+SAMPLE_RATE_NAMES = ("sr", "sample_rate", "sampling_rate")
+"""Audio models branch on it; only real rates take a branch that works."""
+
+SCALES = (1.0, 0.25, 2.0)
 """Standard deviation of floats by sample number: an overflow that only large inputs cause should show."""
 
 
@@ -26,7 +29,8 @@ def generate_inputs(specs: Iterable[TensorSpec], case: ShapeCase, sample_index: 
     """Name → array for one sample of one case.
 
     Floats: normal around 0, standard deviation `SCALES`. bool: both values. uint8 and int8: their whole range (images, quantised
-    data). Other integers: 0 to 15; 0 or 1 where the name says mask, segment or token type, a mask being ones and then zeros.
+    data). Other integers: 0 to 15; 0 or 1 where the name says mask, segment or token type, a mask being ones and then zeros; 16000 where the name is a sample
+    rate.
     Each tensor has its own stream, from seed, case, sample number and name: order and other inputs do not matter.
     Raises InputError for an unsupported type, or a shape that neither the case nor the model gives.
     """
@@ -59,6 +63,8 @@ def _tensor(spec: TensorSpec, case: ShapeCase, sample_index: int, seed: int) -> 
     lowered = spec.name.lower()
     if "mask" in lowered and shape:
         return _mask(rng, shape).astype(dtype)
+    if lowered in SAMPLE_RATE_NAMES:
+        return np.full(shape, 16000, dtype)
     binary = any(word in lowered for word in ("mask", "segment", "token_type"))
     return rng.integers(0, 2 if binary else INTEGER_LIMIT, shape).astype(dtype)
 

@@ -56,6 +56,10 @@ def import_user_references(
     `inputs` and `outputs` are the model's; `checked` names the outputs that are wanted, none meaning all. A sample belongs to
     the case whose shapes its inputs have, or whose range holds them; each case needs one. Raises InputError for any mistake.
     """
+    known = [spec.name for spec in outputs]
+    if unknown := [name for name in checked if name not in known]:
+        near = _nearest(unknown[0], known)
+        raise InputError(f"accuracy.outputs: the model has no output {unknown[0]!r}{near}; its outputs are {_list(known)}")
     wanted = {spec.name: spec for spec in outputs if not checked or spec.name in checked}
     matcher = _Matcher(cases, {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}, wanted)
     return save(folder, matcher.samples(_raw_samples(source, inputs, outputs), source))
@@ -298,8 +302,8 @@ def _test_data(path: Path, kind: str, index: int, specs: Sequence[TensorSpec]) -
         array = onnx.numpy_helper.to_array(tensor)
     except Exception as error:  # whatever a malformed tensor makes the library raise
         raise InputError(f"{path}: not a readable ONNX tensor: {error}") from None
-    data = BytesIO(np.ascontiguousarray(array).tobytes())
-    found = ArrayFile(str(path), array.dtype, array.shape, False, 0, lambda: nullcontext(BytesIO(data.getvalue())))
+    data = array.tobytes()
+    found = ArrayFile(str(path), array.dtype, array.shape, False, 0, lambda: nullcontext(BytesIO(data)))
     return f"{kind}:{specs[index].name}", found
 
 
