@@ -51,10 +51,11 @@ def pack(engine: Path, session: SessionFile, model: Path, data: dict[str, Path])
         aside.unlink(missing_ok=True)
 
 
-def unpack(engine: Path, folder: Path) -> SessionFile:
+def unpack(engine: Path, folder: Path, device: Literal["CPU", "GPU"]) -> SessionFile:
     """Write the model and its data into `folder`; returns the settings.
 
-    Raises InputError for anything that `pack` did not write: other formats, damaged members, names that leave the folder.
+    Raises InputError for anything that `pack` did not write (other formats, damaged members, names that leave the folder), and
+    for an engine of another kind of device.
     """
     try:
         with zipfile.ZipFile(engine) as archive:
@@ -62,6 +63,8 @@ def unpack(engine: Path, folder: Path) -> SessionFile:
             if SESSION not in members or MODEL not in members or members[SESSION].file_size > _MAX_SESSION_BYTES:
                 raise InputError(f"{engine.name}: not an ONNX Runtime engine of trtfleet (no {SESSION} and {MODEL} in it)")
             session = SessionFile.from_json(archive.read(SESSION), where=f"{engine.name}: {SESSION}")
+            if session.device != device:
+                raise InputError(f"{engine.name}: built for a {session.device}, but this worker runs on a {device}")
             for name, info in members.items():
                 if not is_inside(name):
                     raise InputError(f"{engine.name}: member {name!r} would leave the folder; refusing the engine")

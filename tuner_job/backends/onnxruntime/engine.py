@@ -27,12 +27,10 @@ class OrtEngine:
     """An engine file, unpacked into a folder of its own under TMPDIR until `close`."""
 
     def __init__(self, engine: Path, device: Literal["CPU", "GPU"], cores: tuple[int, ...]) -> None:
+        self._device, self._cores = device, cores
         self._folder = tempfile.TemporaryDirectory(prefix="ort-engine-")
         try:
-            self._file = unpack(engine, Path(self._folder.name))
-            if self._file.device != device:
-                raise InputError(f"{engine.name}: built for a {self._file.device}, but this worker runs on a {device}")
-            self._device, self._cores = device, cores
+            self._file = unpack(engine, Path(self._folder.name), device)
             self._session: ort.InferenceSession | None = self._open()
         except BaseException:
             self._folder.cleanup()

@@ -8,14 +8,12 @@ import onnxruntime as ort
 
 _MAX = 400
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
-_SOURCE = re.compile(r"(/\S+?)?/?\bonnxruntime/\S+\.(cc|h):\d+ .*?(?=\S+ (was false|== )|$)|/onnxruntime_src/\S+:\d+ ")
+_SOURCE = re.compile(r"/\S+\.(?:cc|h|hpp):\d+ .*?\)(?: const)? (?=\S)")  # file:line and the C++ signature after it
 _OPSET = re.compile(
     r"Opset (\d+) is under development.*?Current official support for domain (\S*) is till opset (\d+)", re.DOTALL
 )
 _IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
-_UNKNOWN = re.compile(
-    r"(?:Fatal error: |No Op registered for )(\S+?)(?:\(-?\d+\)| with domain_version).*?(?:is not a registered function/op|of (\d+))?"
-)
+_UNKNOWN = re.compile(r"(?:Fatal error: |No Op registered for )([\w.:]+)")
 _NO_KERNEL = re.compile(r"(?:Could not find an implementation for|Failed to find kernel for) (\S+)")
 
 

@@ -12,22 +12,9 @@ from tuner_job.api.measurement import Device
 from tuner_job.backends.onnxruntime import cuda
 
 _FEATURES = (
-    (
-        "sse4_2",
-        "avx",
-        "avx2",
-        "fma",
-        "f16c",
-        "avx_vnni",
-        "avx512f",
-        "avx512bw",
-        "avx512vl",
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-    )
-    + ("amx_tile", "amx_int8", "amx_bf16", "amx_fp16")  # x86
-    + ("asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2", "sme")  # Arm
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimddp", "asimdhp", "i8mm", "bf16", "sve", "sve2", "sme"),
 )
 """SIMD features for which ONNX Runtime has kernels of their own, in this order."""
 

@@ -3,7 +3,8 @@
 Sources: `onnxruntime_session_options_config_keys.h`, `graph_transformer_utils.cc` and `cuda_execution_provider_info.cc` of
 ONNX Runtime, each entry checked against the installed 1.32 (CPU) and 1.31 (CUDA) libraries. Left out on purpose: options that
 only change memory, logging or file formats; `session.use_env_allocators` (inert unless the host program registers an
-allocator); arena shrinkage (a run option that only gives memory back); `enable_cuda_graph` (a launch mode: measurement says it);
+allocator); `session.set_denormal_as_zero` (the first session of a process decides for its main thread, so engines that share
+a process cannot differ in it); `memory_efficient` execution order (only in training builds); arena shrinkage (a run option that only gives memory back); `enable_cuda_graph` (a launch mode: measurement says it);
 optimizers that ONNX Runtime needs for correct graphs (casts, copies between devices, Q/DQ node units).
 """
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner_job.api.base import InputError
 from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings, SessionSettings
 from tuner_job.backends.protocol import Unsupported
+from tuner_job.routes.knobs import parse_knob_list
+from tuner_job.routes.route import parse_route
 
 KNOB_LIST_VERSION = "1.0.0"
 """Raise it whenever a knob, a value or a default changes."""
@@ -29,7 +33,7 @@ class Knob:
     """One knob. `place` and `key` say what it sets; a value that `values` maps to None sets nothing."""
 
     option: str
-    values: dict[str, str | None]
+    values: Mapping[str, str | None]
     default: str
     place: Place
     key: str
@@ -135,11 +139,11 @@ def _graph_knobs(device: Literal["CPU", "GPU"]) -> Iterable[Knob]:
     )
     yield Knob(
         "-graph:loops",
-        {n: n for n in ("0", "1", "2", "4")},
+        {n: n for n in ("0", "1", "2")},
         "1",
         "graph",
         "session.graph_optimizations_loop_level",
-        "How often levels 2 and 3 run again after they changed the graph.",
+        "Run graph optimizations again: 0 never, 1 after layout changes, 2 after any change of levels 2 to 4.",
     )
     yield _graph("gelu_approximation", "optimization.enable_gelu_approximation", "Gelu by tanh; changes results slightly.")
     yield _graph(
@@ -263,14 +267,6 @@ def _cpu_session_knobs(cores: int) -> Iterable[Knob]:
         "session.disable_prepacking",
         "Do not rearrange weights for the kernels.",
     )
-    yield Knob(
-        "-session:denormal_as_zero",
-        OFF_ON,
-        "off",
-        "load",
-        "session.set_denormal_as_zero",
-        "Flush denormal numbers to zero; may change results.",
-    )
     yield Knob("-mlas:lut_gemm", OFF_ON, "off", "load", "mlas.use_lut_gemm", "Table look-up products for 2-bit weights.")
     yield Knob(
         "-mlas:qnbit_fp32",
@@ -288,7 +284,7 @@ def _session_knobs() -> Iterable[Knob]:
     yield Knob("-session:cpu_arena", ON_OFF, "on", "field", "cpu_arena", "Keep host memory in an arena between runs.")
     yield Knob(
         "-session:execution_order",
-        {n: n for n in ("default", "priority_based", "memory_efficient")},
+        {n: n for n in ("default", "priority_based")},
         "default",
         "field",
         "order",
@@ -297,7 +293,7 @@ def _session_knobs() -> Iterable[Knob]:
 
 
 def _cuda_knobs() -> Iterable[Knob]:
-    def cuda(option: str, key: str, values: dict[str, str | None], default: str, help_: str) -> Knob:
+    def cuda(option: str, key: str, values: Mapping[str, str | None], default: str, help_: str) -> Knob:
         return Knob(f"-cuda:{option}", values, default, "provider", key, help_)
 
     yield cuda(
@@ -373,23 +369,17 @@ def knob_list(all_knobs: Iterable[Knob]) -> str:
     return json.dumps({"tuner_version": KNOB_LIST_VERSION, "tuner_options": options}, indent=2)
 
 
-def settings_of(route: str, all_knobs: Iterable[Knob]) -> SessionSettings:
-    """What a route sets. Raises Unsupported naming the first token that the list does not have."""
+def settings_of(route: str, all_knobs: Sequence[Knob]) -> SessionSettings:
+    """What a route sets. Raises Unsupported for a route that the list does not have."""
     by_option = {knob.option: knob for knob in all_knobs}
-    chosen: dict[str, tuple[Knob, str | None]] = {}
-    for token in route.split():
-        option, _, value = token.partition("=")
-        knob = by_option.get(option)
-        if knob is None:
-            raise Unsupported(f"{token}: this device's knob list has no knob {option}")
-        if value not in knob.values:
-            raise Unsupported(f"{token}: the values of {option} are {', '.join(knob.values)}")
-        if option in chosen:
-            raise Unsupported(f"{token}: the route names {option} twice")
-        chosen[option] = (knob, knob.values[value])
+    try:
+        chosen = [(by_option[name], value) for name, value in parse_route(route, parse_knob_list(knob_list(all_knobs)))]
+    except InputError as error:
+        raise Unsupported(str(error)) from None
 
     def at(place: Place) -> dict[str, str]:
-        return {knob.key: value for knob, value in chosen.values() if knob.place == place and value is not None}
+        pairs = ((knob.key, knob.values[value]) for knob, value in chosen if knob.place == place)
+        return {key: value for key, value in pairs if value is not None}
 
     fields: dict[str, object] = {key: _FIELDS[key](value) for key, value in at("field").items()}
     graph = GraphSettings.model_validate({"level": at("level").get(""), "disabled": tuple(at("disable")), "config": at("graph")})

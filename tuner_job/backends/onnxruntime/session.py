@@ -58,7 +58,7 @@ def open_session(
     session = ort.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
     if session.get_providers()[0] != CUDA_PROVIDER:
         raise TrtfleetError(
-            "ONNX Runtime could not start its CUDA provider; check that the CUDA and cuDNN libraries it was built for can be loaded",
+            "ONNX Runtime could not start its CUDA provider; can the CUDA and cuDNN libraries that it was built for be loaded?",
             reason="NoCudaProvider",
         )
     return session

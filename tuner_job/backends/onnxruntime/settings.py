@@ -23,7 +23,6 @@ LEVELS = {
 ORDERS = {
     "default": ort.ExecutionOrder.DEFAULT,
     "priority_based": ort.ExecutionOrder.PRIORITY_BASED,
-    "memory_efficient": ort.ExecutionOrder.MEMORY_EFFICIENT,
 }
 
 
@@ -42,7 +41,7 @@ class LoadSettings(Model):
 
     parallel: bool | None = None
     """Run independent operators at the same time."""
-    order: Literal["default", "priority_based", "memory_efficient"] | None = None
+    order: Literal["default", "priority_based"] | None = None
     intra_threads: int | None = None
     inter_threads: int | None = None
     pin_threads: bool = False
