@@ -111,7 +111,7 @@ def thread_bomb() -> None:
     hang()
 
 
-def daemon() -> None:
+def daemon(environment: dict[str, str] | None = None) -> None:
     """A straggler by the book: two forks, a new session, no environment, deaf, far from our folder."""
     if os.fork() == 0:
         os.setsid()
@@ -120,10 +120,15 @@ def daemon() -> None:
                 signal.signal(number, signal.SIG_IGN)
             note("daemon", str(os.getpid()))
             os.chdir("/")
-            os.execve("/bin/sleep", ["sleep", str(FAR_AWAY)], {})
+            os.execve("/bin/sleep", ["sleep", str(FAR_AWAY)], environment or {})
         os._exit(0)
     while not (Path(os.environ["NOTES"]) / "daemon").exists():
         time.sleep(0.005)
+
+
+def stray_then_hang() -> None:
+    daemon(dict(os.environ))
+    hang()
 
 
 def shout() -> None:
@@ -165,6 +170,16 @@ def fill_scratch() -> None:
     hang()
 
 
+def fill_file_system() -> None:
+    """Until nothing fits any more, and then fall as libraries do."""
+    with open(scratch() / "junk", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+        except OSError:
+            os.abort()
+
+
 def one_large_file() -> None:
     with open(scratch() / "junk", "wb") as file:
         file.write(bytes(64 * MiB))
@@ -177,9 +192,9 @@ def nasty_folders() -> None:
     base.chmod(0)
     os.symlink("/", scratch() / "root")
     os.chdir(scratch())
-    for _ in range(1500):
-        os.mkdir("d")
-        os.chdir("d")
+    for _ in range(40):  # far longer than PATH_MAX
+        os.mkdir("d" * 200)
+        os.chdir("d" * 200)
     os.chdir(scratch())
 
 
@@ -219,6 +234,7 @@ ACTIONS = {
     "forkBomb": fork_bomb,
     "threadBomb": thread_bomb,
     "daemon": daemon,
+    "strayThenHang": stray_then_hang,
     "shout": shout,
     "garbage": garbage,
     "truncatedReport": lambda: write_report(b'{"status":"ok","losses":{"sam'),
@@ -232,6 +248,7 @@ ACTIONS = {
     "killGroup": lambda: os.killpg(0, signal.SIGKILL),
     "killParent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "fillScratch": fill_scratch,
+    "fillFileSystem": fill_file_system,
     "oneLargeFile": one_large_file,
     "nastyFolders": nasty_folders,
     "noSpace": lambda: Path("/dev/full").write_bytes(b"x"),

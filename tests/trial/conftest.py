@@ -46,7 +46,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def supervisor(root: Path, notes: Path) -> Iterator[Supervisor]:
     """Checks, when the test is over, that no process, descriptor, folder or cgroup of its children is left."""
     descriptors = set(os.listdir("/proc/self/fd"))
-    with Supervisor(root, command=COMMAND, grace_seconds=0.3, extra_environment={"NOTES": str(notes)}) as made:
+    with Supervisor(root, command=COMMAND, grace_seconds=1.0, extra_environment={"NOTES": str(notes)}) as made:
         yield made
     assert processes.family(thorough=True) == []
     assert processes.marked(f"NOTES={notes}") == []

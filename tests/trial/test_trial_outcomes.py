@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
-from conftest import hurried
+from conftest import COMMAND, hurried
 
 from tuner_job.api.child import Phase
 from tuner_job.api.outcome import Outcome
 from tuner_job.trial import processes
+from tuner_job.trial.supervisor import Supervisor
 
 MiB = 1 << 20
 
@@ -69,9 +71,7 @@ def test_a_good_trial_is_feasible_and_hands_over_its_engine(supervisor, request_
 )
 def test_a_child_that_ends_by_itself(supervisor, request_for, limits, tmp_path, where, action, outcome, phase, reason):
     disk = 8 * MiB if action == "oneLargeFile" else None
-    end = supervisor.run(
-        request_for(output=tmp_path / "out", **{where: action}), limits.model_copy(update={"disk_bytes": disk})
-    )
+    end = supervisor.run(request_for(output=tmp_path / "out", **{where: action}), limits.model_copy(update={"disk_bytes": disk}))
     assert (end.outcome, end.phase) == (outcome, phase)
     assert reason in end.reason
     assert "\n" not in end.reason
@@ -216,3 +216,18 @@ def test_a_command_that_cannot_be_started_is_infrastructure(supervisor, request_
     assert end.outcome is Outcome.INFRASTRUCTURE
     assert "could not be started" in end.reason
     assert list(Path(root).iterdir()) == []
+
+
+def test_a_full_file_system_is_not_the_candidates_fault(request_for, limits, tmp_path, notes):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], capture_output=True).returncode != 0:
+        pytest.skip("mounting needs privileges")
+    try:
+        with Supervisor(small / "scratch", command=COMMAND, extra_environment={"NOTES": str(notes)}) as supervisor:
+            end = supervisor.run(request_for(build="fillFileSystem"), limits)
+            assert (end.outcome, end.retriable) == (Outcome.INFRASTRUCTURE, True)
+            assert end.reason == "no space left in the scratch folder in phase build"
+            assert supervisor.run(request_for(), limits).outcome is Outcome.FEASIBLE
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,8 +61,7 @@ class Progress:
     def enter(self, phase: Phase) -> None:
         self.seconds()
         self.phase = phase
-        with contextlib.suppress(OSError):  # started by hand: nobody listens
-            os.write(PHASE_FD, json.dumps({"phase": phase.value}).encode() + b"\n")
+        os.write(PHASE_FD, json.dumps({"phase": phase.value}).encode() + b"\n")
 
     def seconds(self) -> dict[Phase, float]:
         """Per phase, the present one included."""
@@ -222,8 +222,7 @@ def main(arguments: Sequence[str] | None = None, backends: Mapping[str, BackendF
     if options.parent is not None:
         _die_with(options.parent)
     os.closerange(PHASE_FD + 1, os.sysconf("SC_OPEN_MAX"))  # whatever a library of the supervisor left inheritable
-    with contextlib.suppress(OSError):
-        os.set_inheritable(PHASE_FD, False)
+    _hold_phase_channel()
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, chain=True)  # works also while a library holds the interpreter
     os.chdir(options.scratch)
@@ -244,6 +243,18 @@ def main(arguments: Sequence[str] | None = None, backends: Mapping[str, BackendF
         print(error, file=sys.stderr)  # noqa: T201
         return EXIT_NO_SPACE
     return 0
+
+
+def _hold_phase_channel() -> None:
+    """Started by hand there is none: then the number must not fall to a file of some library, which we would write into."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(PHASE_FD).st_mode):
+            os.set_inheritable(PHASE_FD, False)
+            return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != PHASE_FD:
+        os.dup2(nowhere, PHASE_FD, inheritable=False)
+        os.close(nowhere)
 
 
 def _die_with(parent: int) -> None:

@@ -9,7 +9,7 @@ SCRATCH_VARIABLE = "TRTFLEET_SCRATCH"
 """Set in every child to its scratch folder; descendants inherit it, by which `scratch.sweep` knows them."""
 
 _HARMLESS = frozenset({"PATH", "PYTHONPATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ"})
-_WHICH_DEVICE = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"})
+_WHICH_DEVICE = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"})
 _STEERING = frozenset({"LD_LIBRARY_PATH"})
 _STEERING_PREFIXES = ("NVIDIA_",)
 

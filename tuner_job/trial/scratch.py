@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,15 +94,23 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    """Also what a child made unreadable (opened up in the first pass), or so deep that Python's own recursion gives up."""
-    with contextlib.suppress(RecursionError):
-        shutil.rmtree(path, onerror=_open_up)
-    if path.exists():
-        subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True)  # noqa: S607
-
-
-def _open_up(_function: object, name: str, _error: object) -> None:
-    with contextlib.suppress(OSError):
-        os.chmod(os.path.dirname(name), stat.S_IRWXU)
-        if os.path.isdir(name) and not os.path.islink(name):
-            os.chmod(name, stat.S_IRWXU)
+    """Take away all that can be, also what a child closed to itself. Every folder is moved to the top before it is emptied, so
+    that no depth is too deep."""
+    folders = [str(path)]
+    for folder in folders:  # grows meanwhile
+        with contextlib.suppress(OSError):
+            os.chmod(folder, stat.S_IRWXU)
+            with os.scandir(folder) as found:
+                entries = list(found)
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry.path)
+                        continue
+                    flat = f"{path}/.{len(folders)}.gone" if folder != str(path) else entry.path
+                    os.chmod(entry.path, stat.S_IRWXU)  # its ".." is about to change
+                    os.rename(entry.path, flat)
+                    folders.append(flat)
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
