@@ -62,14 +62,16 @@ def build_versitygw() -> Path:
 
 
 @contextmanager
-def serve_s3(folder: Path) -> Iterator[S3Server]:
+def serve_s3(folder: Path, port: int = 0) -> Iterator[S3Server]:
+    """Over `folder`, which keeps the objects; started again over the same one, it has them still. 0: any free port."""
     binary = build_versitygw()
     buckets = folder / "buckets"
-    buckets.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = (folder / "versitygw.log").open("wb")
+    buckets.mkdir(exist_ok=True)
+    if port == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    log = (folder / "versitygw.log").open("ab")
     process = subprocess.Popen(
         [binary, "--port", f"127.0.0.1:{port}", "--quiet", "posix", buckets],
         env={"PATH": os.environ["PATH"], "ROOT_ACCESS_KEY": "tester", "ROOT_SECRET_KEY": "testing-secret"},

@@ -178,6 +178,14 @@ class TestPromises:
                 object_store.put_file("blobs/x", source, digest="0" * 64)
         assert keys(object_store) == []
 
+    def test_a_failed_upload_leaves_the_old_object(self, object_store: ObjectStore, tmp_path: Path) -> None:
+        object_store.put("x", b"old")
+        source = tmp_path / "source"
+        source.write_bytes(os.urandom(20 << 20))
+        with pytest.raises(StoreCorrupt):
+            object_store.put_file("x", source, digest="0" * 64)
+        assert content(object_store, "x") == b"old"
+
     def test_a_damaged_object_leaves_no_file(self, object_store: ObjectStore, tmp_path: Path) -> None:
         object_store.put("blobs/x", b"damaged")
         target = tmp_path / "downloads" / "target"
