@@ -29,7 +29,7 @@ def generate_inputs(specs: Iterable[TensorSpec], case: ShapeCase, sample_index: 
     """Name → array for one sample of one case.
 
     Floats: normal around 0, standard deviation `SCALES`. bool: both values. uint8 and int8: their whole range (images, quantised
-    data). Other integers: 0 to 15; by name also masks (ones, then zeros), segments and token types (0 or 1), sample rates (16000).
+    data). Other integers: 0 to 15; by name masks (ones, then zeros), segments and token types (0 or 1), sample rates (16000).
     Each tensor has its own stream, from seed, case, sample number and name: order and other inputs do not matter.
     Raises InputError for an unsupported type, or a shape that neither the case nor the model gives.
     """
