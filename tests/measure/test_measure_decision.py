@@ -308,13 +308,13 @@ def test_p99_of_too_few_samples_is_refused() -> None:
 
 
 def test_type_one_error_is_at_most_the_level_under_nested_noise() -> None:
-    runs = 300
+    runs = 200
     false = sum(judge(simulated(seed, drift_sd=0.1, sessions=8)[0]).significant for seed in range(runs))
     assert false / runs <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / runs)
 
 
 def test_both_intervals_cover_the_truth_under_nested_noise() -> None:
-    runs, route, engine = 300, 0, 0
+    runs, route, engine = 200, 0, 0
     for seed in range(runs):
         builds, effects = simulated(seed, gain=0.02, drift_sd=0.05)
         found = judge(builds)
@@ -329,7 +329,7 @@ def test_both_intervals_cover_the_truth_under_nested_noise() -> None:
 
 def test_the_speed_up_of_the_bytes_comes_from_data_that_did_not_choose() -> None:
     """Equal builds under session noise: the chosen one must not look better than it is."""
-    gains = [judge(simulated(seed, build_sd=0.0, session_sd=0.05)[0]).engine_gain.estimate for seed in range(200)]
+    gains = [judge(simulated(seed, build_sd=0.0, session_sd=0.05)[0]).engine_gain.estimate for seed in range(120)]
     assert abs(np.mean(gains)) < 3 * np.std(gains) / math.sqrt(len(gains))
 
 

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -112,15 +113,14 @@ def decide(
         )
     significant = p_value is not None and p_value <= alpha
 
-    halves = _Halves(seed)
     group = candidates if significant else baselines
-    published = min(group, key=lambda name: (_value(timed[name], shares, halves.choosing), name))
-    defaults = np.array([_value(timed[name], shares, halves.describing) for name in baselines])
-    own = _value(timed[published], shares, halves.describing)
+    published = min(group, key=lambda name: (_value(timed[name], shares, lambda count: _split(seed, count).choosing), name))
+    defaults = np.array([_value(timed[name], shares, lambda count: _split(seed, count).describing) for name in baselines])
+    own = _value(timed[published], shares, lambda count: _split(seed, count).describing)
     others = np.array([value for name, value in zip(baselines, defaults, strict=True) if name != published])
     median_default = float(np.median(defaults))
-    repeated = np.median([_resampled(timed[name], shares, halves) for name in baselines], axis=0)
-    ratios = _resampled(timed[published], shares, halves) - repeated
+    repeated = np.median([_resampled(timed[name], shares, seed) for name in baselines], axis=0)
+    ratios = _resampled(timed[published], shares, seed) - repeated
     low, high = np.quantile(ratios, [alpha, 1 - alpha])
     engine_gain = Interval(
         estimate=gain(own - median_default, metric), low=gain(high, metric), high=gain(low, metric), confidence=1 - 2 * alpha
@@ -204,25 +204,29 @@ class _Case:
         return np.asarray(np.median(self.logs[draws], axis=1))
 
 
-class _Halves:
-    """Splits sessions by position only, so that all builds are split alike and no result can steer the split."""
+@dataclass(frozen=True)
+class _Split:
+    """Positions of a build's sessions."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    choosing: Indices
+    describing: Indices
+    draws: Indices
+    """Describing halves resampled, shape (BOOTSTRAPS, sessions)."""
 
-    def choosing(self, count: int) -> Indices:
-        """One of each pair of neighbours in time, so that both halves span the whole final."""
-        picks = np.random.default_rng([self._seed, count]).integers(0, 2, size=count // 2)
-        return 2 * np.arange(count // 2) + picks
 
-    def describing(self, count: int) -> Indices:
-        return np.setdiff1d(np.arange(count), self.choosing(count))
+@lru_cache(maxsize=16)
+def _split(seed: int, count: int) -> _Split:
+    """Halves of `count` sessions in time order, by position only: all builds are split alike and no result can steer it.
 
-    def draws(self, count: int) -> Indices:
-        """Resampled describing halves, one fewer than there are: the bootstrap is then not too narrow (Rao & Wu 1988)."""
-        half = self.describing(count)
-        rng = np.random.default_rng([self._seed, count, 1])
-        return half[rng.integers(0, half.size, size=(BOOTSTRAPS, half.size - 1))]
+    The choosing half is one of each pair of neighbours, so that both halves span the whole final. Resamples are one session
+    short, which makes up for the bootstrap's narrowness in small samples (Rao & Wu 1988), and the same for all builds with as
+    many sessions: they are resamples of rounds.
+    """
+    rng = np.random.default_rng([seed, count])
+    choosing = 2 * np.arange(count // 2) + rng.integers(0, 2, size=count // 2)
+    describing = np.setdiff1d(np.arange(count), choosing)
+    draws = describing[rng.integers(0, describing.size, size=(BOOTSTRAPS, describing.size - 1))]
+    return _Split(choosing, describing, draws)
 
 
 def _prepare(builds: Mapping[str, Sessions], cases: int, metric: Metric) -> dict[str, list[_Case]]:
@@ -251,8 +255,8 @@ def _value(cases: Sequence[_Case], shares: Floats, choose: Callable[[int], Indic
     return float(sum(share * one.value(choose(one.logs.size)) for share, one in zip(shares, cases, strict=True)))
 
 
-def _resampled(cases: Sequence[_Case], shares: Floats, halves: _Halves) -> Floats:
-    parts = [share * one.resampled(halves.draws(one.logs.size)) for share, one in zip(shares, cases, strict=True)]
+def _resampled(cases: Sequence[_Case], shares: Floats, seed: int) -> Floats:
+    parts = [share * one.resampled(_split(seed, one.logs.size).draws) for share, one in zip(shares, cases, strict=True)]
     return np.asarray(np.sum(parts, axis=0))
 
 
