@@ -129,6 +129,16 @@ class TestPromises:
         assert keys(object_store, "nothing") == []
         assert len(keys(object_store)) == 5
 
+    def test_a_folder_of_objects_is_no_object(self, object_store: ObjectStore, tmp_path: Path) -> None:
+        object_store.put("m/x", b"1")
+        assert object_store.get("m", 10) is None
+        assert object_store.info("m") is None
+        assert object_store.get_file("m", tmp_path / "target") is None
+        object_store.delete("m")
+        assert object_store.get("m/x/below", 10) is None
+        assert object_store.info("m/x/below") is None
+        assert keys(object_store) == ["m/x"]
+
     def test_a_long_listing_is_whole(self, object_store: ObjectStore) -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: object_store.put(f"many/{n:04d}", b""), range(1100)))

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -49,9 +50,8 @@ class FolderStore(ObjectStore):
 
     def get(self, key: str, max_bytes: int) -> Object | None:
         with self._explain("read", key):
-            try:
-                file = self._path(key).open("rb")
-            except FileNotFoundError:
+            file = self._open(key)
+            if file is None:
                 return None
             with file:
                 size = os.fstat(file.fileno()).st_size
@@ -111,20 +111,22 @@ class FolderStore(ObjectStore):
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._explain("delete", key):
-            if not path.exists():
-                return
-            with self._lock():
-                path.unlink(missing_ok=True)
-                _sync_folder(path.parent)
+        if not self.exists(key):
+            return
+        with self._explain("delete", key), self._lock():
+            path.unlink(missing_ok=True)
+            _sync_folder(path.parent)
 
     def info(self, key: str) -> Info | None:
         with self._explain("read", key):
             try:
-                stat = self._path(key).stat()
-            except FileNotFoundError:
+                found = self._path(key).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_root()
                 return None
-        return Info(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return Info(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def put_file(self, key: str, path: Path, *, digest: str | None = None) -> Content:
         with path.open("rb") as source:
@@ -140,9 +142,8 @@ class FolderStore(ObjectStore):
 
     def get_file(self, key: str, path: Path, *, digest: str | None = None, max_bytes: int | None = None) -> Content | None:
         with self._explain("read", key):
-            try:
-                source = self._path(key).open("rb")
-            except FileNotFoundError:
+            source = self._open(key)
+            if source is None:
                 return None
             size = os.fstat(source.fileno()).st_size
         with source, written_aside(path) as target:
@@ -178,9 +179,20 @@ class FolderStore(ObjectStore):
                     if not entry.name.startswith(ASIDE)
                 ]
         except (FileNotFoundError, NotADirectoryError):
-            if not folder and self._root.exists():
-                raise
+            self._check_root()
             return []
+
+    def _open(self, key: str) -> BinaryIO | None:
+        """None where no object is: nothing, a folder of objects, or something below an object."""
+        try:
+            return self._path(key).open("rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._check_root()
+            return None
+
+    def _check_root(self) -> None:
+        if self._root.exists() and not self._root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
     def _replace(self, aside: Path, target: Path) -> None:
         with self._lock():
