@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from tuner_job.api.crd import KINDS, Schema, kind_of, structural
 from tuner_job.api.plainyaml import Path, PlainDocument, parse
 from tuner_job.api.resource import API_VERSION, Resource
 from tuner_job.api.runtime import TunerChannel, TunerRuntime
-from tuner_job.api.tuningjob import TuningJob
+from tuner_job.api.tuningjob import Target, TuningJob
 
 _MODELS = {kind_of(model): model for model in KINDS}
 
@@ -58,6 +59,26 @@ class Documents:
     def channel(self, name: str) -> TunerChannel:
         """Raises InputError naming the nearest channel."""
         return _named(self.channels, "TunerChannel", name)
+
+    def runtime_of(self, job: TuningJob, target: Target) -> TunerRuntime:
+        """What the target's runtimeRef names or its channelRef points to. Raises InputError naming the field."""
+        where = f"TuningJob {job.name}: spec.targets[{target.name}]"
+        try:
+            if target.runtime_ref is not None:
+                where += ".runtimeRef"
+                return self.runtime(target.runtime_ref.name)
+            assert target.channel_ref is not None  # a rule of Target
+            where += ".channelRef"
+            return self.runtime(self.channel(target.channel_ref.name).spec.runtime_ref.name)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+    def store_of(self, job: TuningJob) -> ArtifactStore:
+        """What the job's storeRef names. Raises InputError naming the field."""
+        try:
+            return self.store(job.spec.store_ref.name)
+        except InputError as error:
+            raise InputError(f"TuningJob {job.name}: spec.storeRef: {error}") from None
 
 
 def load_documents(text: str, where: str) -> Documents:
@@ -135,7 +156,7 @@ def _resource(source: _Source) -> Resource:
     try:
         resource = model.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        schema = structural(model)
+        schema = _schema(model)
         found = [_explain(source, each, schema) for each in error.errors(include_url=False)]
         raise InvalidDocuments(list(dict.fromkeys(found))) from None
     except ValueError as error:
@@ -145,6 +166,9 @@ def _resource(source: _Source) -> Resource:
             [source.problem(("metadata", "namespace"), f"a {kind} belongs to the whole cluster; leave it out")]
         )
     return resource
+
+
+_schema = cache(structural)
 
 
 def _nulls(value: object, path: Path) -> Iterator[Path]:

@@ -102,6 +102,8 @@ class AccuracyInput(Model):
 
     source: Literal["References", "Generated"]
     uri: str = ""
+    digest: Digest | None = None
+    """Of the user's references, if the job names it."""
     samples: int = 8
     """Samples to generate per shape case."""
     metric: Literal["l0", "l1", "l2", "lInf", "cosine"] = "l0"
@@ -151,6 +153,8 @@ class RunInputs(Model):
     accuracy: AccuracyInput
     search: SearchInput
     plugins: tuple[Digest, ...] = ()
+    hardware: dict[str, str] = Field(default_factory=dict)
+    """What the target asks of its device: `product`, `migProfile`, `count`, `label/<node label>`, `claim/<name>`. Empty: any."""
 
 
 class RunRecord(Record):

@@ -6,7 +6,7 @@ Python default is always the empty value (None, no entries, False), which is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -83,19 +83,19 @@ class Spec(Model):
     """A part of a resource. Its rules reach the CRD as `x-kubernetes-validations` and are enforced here too."""
 
     transitions: ClassVar[tuple[Rule, ...]] = ()
+    """Rules about a change, which no Python predicate can judge."""
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """All of them, in order of declaration; collected when the class is made."""
 
     @classmethod
-    def rules(cls) -> Iterator[Rule]:
-        """In order of declaration, transition rules last."""
-        for name in dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base)):
-            found = getattr(getattr(cls, name, None), "__rule__", None)
-            if isinstance(found, Rule):
-                yield found
-        yield from cls.transitions
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        own = [getattr(member, "__rule__", None) for member in vars(cls).values()]
+        cls.rules = (*cls.rules, *(each for each in own if isinstance(each, Rule)), *vars(cls).get("transitions", ()))
 
     @model_validator(mode="after")
     def _obey_rules(self) -> Self:
-        for each in self.rules():
+        for each in self.rules:
             if each.holds is not None and not each.holds(self):
                 raise PydanticCustomError("rule", "{message}", {"message": each.message, "field_path": each.field_path})
         return self
@@ -103,7 +103,7 @@ class Spec(Model):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         reference = handler(core)
-        declared = [each.schema() for each in cls.rules()]
+        declared = [each.schema() for each in cls.rules]
         if declared:
             handler.resolve_ref_schema(reference)["x-kubernetes-validations"] = declared
         return reference

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tuner_job.api.resource import ContentDigest, Distinct, Fraction, Keyed, PositiveDecimal, Reference, Spec, Uri, Word, rule
+from tuner_job.api.resource import ContentDigest, Distinct, Fraction, Keyed, PositiveDecimal, Spec, Uri, Word, rule
 
 Metric = Literal["LatencyP50", "LatencyP99", "LatencyMean", "Throughput"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tuner_job.api.resource import Distinct, Name, Spec, Word, rule
+from tuner_job.api.resource import Distinct, Spec, Word, rule
 
 Values = Annotated[dict[str, Annotated[tuple[Word, ...], Field(min_length=1, max_length=64)]], Field(max_length=256)]
 
@@ -16,16 +16,6 @@ class CustomStrategy(Spec):
 
     entry_point: Word
     """Name of an entry point of group `trtfleet.strategies`; at most 128 characters."""
-    options: Annotated[dict[str, Annotated[str, Field(max_length=256)]], Field(max_length=32)] = Field(default_factory=dict)
-    """Handed to the strategy; at most 32, names of 1 to 128 and values of at most 256 characters."""
-
-    @rule(
-        "!has(self.options) || self.options.all(k, size(k) >= 1 && size(k) <= 128)",
-        "option names have 1 to 128 characters",
-        field_path=".options",
-    )
-    def _short_names(self) -> bool:
-        return all(1 <= len(name) <= 128 for name in self.options)
 
 
 class Knobs(Spec):
@@ -77,6 +67,8 @@ class Search(Spec):
     """Which knobs are searched; absent means all bounded ones. Not with Expression, which names its own."""
     builder: Builder | None = None
     """Builder settings that are searched as well."""
+    options: Annotated[dict[str, Annotated[str, Field(max_length=256)]], Field(max_length=32)] = Field(default_factory=dict)
+    """Options of the strategy, each as text (`cap: "256"`); at most 32, names of 1 to 128, values of at most 256 characters."""
     warm_start: Literal["Ledger", "None"] | None = None
     """Whether earlier results of the same identity are reused; absent means Ledger."""
 
@@ -101,6 +93,14 @@ class Search(Spec):
     )
     def _expression_without_knobs(self) -> bool:
         return self.strategy != "Expression" or self.knobs is None
+
+    @rule(
+        "!has(self.options) || self.options.all(k, size(k) >= 1 && size(k) <= 128)",
+        "option names have 1 to 128 characters",
+        field_path=".options",
+    )
+    def _short_names(self) -> bool:
+        return all(1 <= len(name) <= 128 for name in self.options)
 
 
 class Budget(Spec):
