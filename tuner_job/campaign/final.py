@@ -93,7 +93,7 @@ class Final:
         return self._record(plan, builds, lost, sessions, decision, time.monotonic() - started)
 
     def _budget(self) -> float:
-        """Device seconds that the final may use, if its least size does: what a budget keeps back for it, else what explore used."""
+        """Device seconds for the final, if its least size needs no more: what a budget keeps back, else what explore used."""
         least = FINAL_BUILDS * self._discovery.trial_seconds
         return least if self._inputs.search.device_seconds > 0 else max(2 * least, self._explored_seconds)
 

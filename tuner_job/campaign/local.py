@@ -202,22 +202,15 @@ class LocalExecutor:
                 process.popen.wait()
 
     def _bury_predecessors(self) -> None:
-        """Workers that died with an earlier executor: explained deaths, so that nobody waits and nothing is convicted."""
-        for name in self._names():
+        """Workers that died with an earlier executor: explained deaths, so that nobody waits and nothing is convicted.
+
+        The lock keeps other executors away; a beat that the listing misses costs a wait, nothing else.
+        """
+        for name in self._reader.workers():
+            self._attempt = max(self._attempt, int(name.partition("-")[0]))
             beat = self._reader.beat(name)
             if beat is not None and beat.state is BeatState.RUNNING and is_gone(beat.worker_id):
                 mark_dead(self._store, self._run, name, cause="explained", detail="its trtfleet run ended")
-
-    def _names(self) -> list[str]:
-        """Workers of earlier attempts. A listing will do: the lock keeps others away, and a missed beat only costs a wait."""
-        names = []
-        for info in self._store.list(layout.beats(self._run)):
-            name = info.key.rpartition("/")[2].removesuffix(".json")
-            attempt = name.partition("-")[0]
-            if attempt.isdigit():
-                names.append(name)
-                self._attempt = max(self._attempt, int(attempt))
-        return names
 
 
 def stop_marker(store: ObjectStore, run: str, attempt: int, reason: str) -> None:

@@ -81,12 +81,15 @@ class RunReader:
     def beat(self, worker: str) -> BeatRecord | None:
         return read_record(self._store, layout.beat(self._id, worker), BeatRecord)
 
-    def last_attempt(self) -> int:
-        """The highest attempt that any worker began; 0 before the first."""
-        attempt = 0
-        while self.beat(f"{attempt + 1}-0") is not None:
-            attempt += 1
-        return attempt
+    def workers(self) -> list[str]:
+        """Names of all workers that ever beat, latest attempt last. By listing: for display and local bookkeeping only."""
+        names = [info.key.rpartition("/")[2].removesuffix(".json") for info in self._store.list(layout.beats(self._id))]
+        return sorted(names, key=lambda name: tuple(int(part) for part in name.split("-") if part.isdigit()))
+
+    def newest_beat(self) -> BeatRecord | None:
+        """The beat of a worker of the latest attempt."""
+        names = self.workers()
+        return self.beat(names[-1]) if names else None
 
     def fold(self) -> Fold:
         """All sealed rounds with their results. Needs discovery."""

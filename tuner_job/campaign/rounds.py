@@ -22,9 +22,9 @@ from tuner_job.measure.controls import Score, scores
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.select import select
 from tuner_job.search.pick import pick
-from tuner_job.search.strategy import strategy
 from tuner_job.search.rounds import Budget, Done, Observation, Strategy
 from tuner_job.search.space import Space
+from tuner_job.search.strategy import strategy
 
 FINAL_BUILDS = 15
 """Builds that a device-time budget keeps back for the final (5 of the candidate, 10 of the default)."""

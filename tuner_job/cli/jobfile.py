@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tuner_job.api.artifactstore import ArtifactStore
 from tuner_job.api.base import InputError
 from tuner_job.api.documents import Documents, load_documents
-from tuner_job.api.effective import run_inputs
+from tuner_job.api.effective import inputs_digest, run_id, run_inputs
 from tuner_job.api.messages import Owner, RunInputs
 from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import Target, TuningJob
@@ -113,6 +113,11 @@ class JobFile:
             path = _local_path(accuracy.uri, base)
             accuracy = accuracy.model_copy(update={"uri": path.as_uri(), "digest": accuracy.digest or _content_digest(path)})
         return inputs.model_copy(update={"variants": tuple(variants), "accuracy": accuracy})
+
+    def run_id(self, target: Target, inputs: RunInputs) -> str:
+        """The run that these inputs are, under the job's rerun token."""
+        token = self.job.spec.rerun.token if self.job.spec.rerun else ""
+        return run_id(self.owner, target.name, inputs_digest(inputs), token)
 
     def pointer(self, target: Target) -> PointerName:
         """Where the target's engine is published for its runtime."""

@@ -1,0 +1,48 @@
+"""The first record of a run."""
+
+from __future__ import annotations
+
+from tuner_job.api.effective import inputs_digest, run_id
+from tuner_job.api.messages import Owner, RunInputs, RunRecord
+from tuner_job.store import layout
+from tuner_job.store.objects import ObjectStore, StoreUnavailable
+from tuner_job.store.records import create_record, read_record, timestamp
+
+
+def start_run(
+    store: ObjectStore,
+    owner: Owner,
+    target: str,
+    inputs: RunInputs,
+    *,
+    shards: int,
+    rerun_token: str = "",
+    trigger: str = "Created",
+) -> RunRecord:
+    """The run of these inputs: a new one, or the one that exists already, as it was started."""
+    digest = inputs_digest(inputs)
+    run = run_id(owner, target, digest, rerun_token)
+    record = RunRecord(
+        run=run,
+        owner=owner,
+        target=target,
+        inputs=inputs,
+        inputs_digest=digest,
+        rerun_token=rerun_token,
+        trigger=trigger,
+        seed=seed_of(run),
+        shards=shards,
+        created_at=timestamp(),
+    )
+    key = layout.run(run)
+    if create_record(store, key, record):
+        return record
+    existing = read_record(store, key, RunRecord)
+    if existing is None:
+        raise StoreUnavailable(f"{key} in {store.url} was there and is gone; try again")
+    return existing
+
+
+def seed_of(run: str) -> int:
+    """Every random choice of a run derives from its id."""
+    return int(run[:8], 16)

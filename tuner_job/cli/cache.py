@@ -1,0 +1,124 @@
+"""`trtfleet import` and `trtfleet export`: trtexec's tuning cache, both ways."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import yaml
+
+from tuner_job.accuracy.losses import loss_of
+from tuner_job.api.base import InputError
+from tuner_job.api.measurement import Metric
+from tuner_job.api.messages import ResultRecord, RunInputs
+from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.reader import RunReader
+from tuner_job.cli.jobfile import JobFile
+from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
+from tuner_job.cli.plan import knobs_option
+from tuner_job.measure.summary import latency
+from tuner_job.routes.knobs import parse_knob_list
+from tuner_job.routes.route import parse_route
+from tuner_job.routes.tuning_cache import CacheHeader, CacheRow, default_build_route, read_tuning_cache, write_tuning_cache
+
+_ALGORITHMS = {"l0": "L0", "l1": "L1", "l2": "L2", "lInf": "LInf", "cosine": "Cosine"}
+
+MAX_CACHE_BYTES = 256 << 20
+
+
+@click.command("import")
+@click.argument("cache", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@knobs_option
+@click.option("--top", type=click.IntRange(1, 64), default=8, show_default=True, help="How many of its best routes to take.")
+@output_option
+def import_command(cache: Path, knob_file: Path | None, top: int, output: Output) -> None:
+    """Turn trtexec's tuning CACHE into `spec.search.startWith`: its best routes, to be tried first.
+
+    A cache says nothing of model, GPU, driver or TensorRT version, so its numbers are never taken as results: the routes are
+    built and measured again.
+    """
+    if knob_file is None:
+        raise InputError("import: give the knob list of the TensorRT that wrote the cache with --knobs")
+    if cache.stat().st_size > MAX_CACHE_BYTES:
+        raise InputError(f"{cache}: longer than {MAX_CACHE_BYTES} bytes; that is no tuning cache")
+    knobs = parse_knob_list(knob_file.read_text())
+    found = read_tuning_cache(cache.read_text(errors="replace"), knobs, str(cache))
+    feasible = [row for row in found.rows if row.outcome is Outcome.FEASIBLE and str(row.route)]
+    best = sorted(feasible, key=lambda row: row.gpu_time or 0.0)
+    routes = list(dict.fromkeys(str(row.route) for row in best))[:top]
+    if not routes:
+        raise InputError(f"{cache}: none of its {len(found.rows)} rows has a feasible route")
+    output.print(f"# best {len(routes)} of {len(found.rows)} routes in {cache.name}" + (" (last row torn)" if found.torn else ""))
+    output.print(yaml.safe_dump({"spec": {"search": {"startWith": routes}}}, width=1 << 20).rstrip())
+    output.print_json({"startWith": routes, "rows": len(found.rows), "torn": found.torn})
+
+
+@click.command("export")
+@job_argument
+@target_option
+@store_option
+@folder_option
+@click.option(
+    "-o", "--output-file", type=click.Path(path_type=Path, dir_okay=False), default=Path("best_config.json"), show_default=True
+)
+@output_option
+def export_command(
+    jobfile: JobFile, target_name: str | None, store_url: str | None, folder: Path, output_file: Path, output: Output
+) -> None:
+    """Write the run's results as trtexec's tuning cache: the default first, then every trial in order."""
+    target = jobfile.target(target_name)
+    inputs = jobfile.inputs(target)
+    run = jobfile.run_id(target, inputs)
+    reader = RunReader(jobfile.place(store_url, folder).store, run)
+    discovery = reader.discovery()
+    if discovery is None:
+        raise InputError(f"TuningJob {jobfile.job.name}: run {run} has discovered nothing yet; start it with `trtfleet run`")
+    knobs = parse_knob_list(discovery.knobs)
+    results = [r for plan in reader.plans() for t in plan.trials if (r := reader.result(t.trial)) and not _is_foreign(r)]
+    rows = [CacheRow(0, 1, parse_route("", knobs), gpu_time=latency(discovery.pilot[0].timing[0], "LatencyMean") * 1e3)]
+    rows += [
+        CacheRow(
+            iteration=number,
+            phase=1,
+            route=parse_route(result.candidate.route, knobs),
+            crash=result.outcome not in (Outcome.FEASIBLE, Outcome.INFEASIBLE),
+            error_message=result.reason,
+            losses={loss.output: loss_of(loss, inputs.accuracy.metric) for loss in result.losses.outputs}
+            if result.losses
+            else None,
+            gpu_time=latency(result.timing[0], "LatencyMean") * 1e3 if result.timing else None,
+        )
+        for number, result in enumerate(results, 1)
+    ]
+    text = write_tuning_cache(_header(inputs, knobs.tuner_version, default_build_route(knobs)), rows)
+    aside = output_file.with_name(f".{output_file.name}.part")
+    aside.write_text(text)
+    os.replace(aside, output_file)
+    output.print(f"{len(rows)} rows written to {output_file}")
+    output.print_json({"rows": len(rows), "file": str(output_file)})
+
+
+def _losses(result: ResultRecord, metric: Metric) -> dict[str, float] | None:
+    return {loss.output: loss_of(loss, metric) for loss in result.losses.outputs} if result.losses else None
+
+
+def _is_foreign(result: ResultRecord) -> bool:
+    """Whether the trial differs by more than its route: trtexec's file has no place for it."""
+    return bool(result.candidate.settings) or result.candidate.variant != "default"
+
+
+def _header(inputs: RunInputs, tuner_version: str, default_route: str) -> CacheHeader:
+    accuracy = inputs.accuracy
+    return CacheHeader(
+        tuner_version=tuner_version,
+        accuracy_algorithm=_ALGORITHMS[accuracy.metric],
+        atol=accuracy.atol,
+        rtol=accuracy.rtol,
+        threshold=accuracy.threshold,
+        searching_algorithm="fast",
+        command_line="trtfleet export",
+        default_build_route=default_route,
+        tuning_expr=inputs.search.expression,
+        onnx=inputs.variants[0].uri,
+    )

@@ -1,0 +1,163 @@
+"""`trtfleet plan` and `trtfleet knobs`: look before anything is built."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from tuner_job.api.base import InputError
+from tuner_job.api.messages import DiscoveryRecord, RunInputs
+from tuner_job.api.tuningjob import Target
+from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.rounds import FINAL_BUILDS, space_of, strategy_of
+from tuner_job.campaign.start import seed_of
+from tuner_job.cli.jobfile import JobFile
+from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
+from tuner_job.cli.show import candidate_text, seconds_text
+from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
+from tuner_job.search.strategy import Budget, Done, Proposal, estimate
+
+SHOWN = 12
+
+knobs_option = click.option(
+    "--knobs", "knob_file", type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Knob list as JSON (TensorRT's all_build_routes). Default: the one that this job's run discovered.",
+)  # fmt: skip
+
+
+@click.command("plan")
+@job_argument
+@target_option
+@store_option
+@folder_option
+@knobs_option
+@click.option("--workers", type=click.IntRange(1, 1024), help="Shards; default: the target's parallelism.")
+@click.option("--trial-seconds", type=click.FloatRange(min=0.001), help="Time of one trial, if no run measured it.")
+@output_option
+def plan_command(
+    jobfile: JobFile,
+    target_name: str | None,
+    store_url: str | None,
+    folder: Path,
+    knob_file: Path | None,
+    workers: int | None,
+    trial_seconds: float | None,
+    output: Output,
+) -> None:
+    """Say what a run would try: knobs, first candidates, shards, device time. Builds nothing and needs no device."""
+    target = jobfile.target(target_name)
+    inputs = jobfile.inputs(target)
+    discovery = None if knob_file and trial_seconds else _discovery(jobfile, target, inputs, store_url, folder)
+    if knob_file is None and discovery is None:
+        raise InputError("no run of this job has discovered a knob list yet; give one with --knobs")
+    text = knob_file.read_text() if knob_file else discovery.knobs if discovery else ""
+    space = space_of(inputs, text)
+    chosen = strategy_of(inputs)
+    shards = workers or target.parallelism or 1
+    budget = Budget(trials=inputs.search.max_trials, spent=0, round_limit=inputs.search.max_trials, workers=shards)
+    count = estimate(chosen, space, budget)
+    first = chosen.next_round(space, (), budget, seed_of(jobfile.run_id(target, inputs)))
+    proposals: tuple[Proposal, ...] = () if isinstance(first, Done) else first
+    per_trial = trial_seconds or (discovery.trial_seconds if discovery else None)
+    answer = {
+        "tuner": space.knobs.tuner_version,
+        "knobs": len(space.choices),
+        "values": sum(len(choice.flips) for choice in space.choices),
+        "strategy": inputs.search.strategy,
+        "candidates": count,
+        "shards": [len(range(shard, count, shards)) for shard in range(shards)],
+        "trialSeconds": per_trial,
+        "deviceSeconds": None if per_trial is None else (count + FINAL_BUILDS) * per_trial,
+        "wallSeconds": None if per_trial is None else (-(-count // shards) + FINAL_BUILDS) * per_trial,
+        "first": [{"route": p.candidate.route, "reason": p.reason} for p in proposals[:SHOWN]],
+    }
+    output.print_json(answer)
+    output.print(
+        f"{inputs.search.strategy} over {answer['knobs']} knobs with {answer['values']} values besides their defaults "
+        f"(tuner {space.knobs.tuner_version}): at most {count} trials in {shards} shard{'s' * (shards > 1)}"
+    )
+    if per_trial is None:
+        output.print("device time: unknown until a run measured a trial; estimate with --trial-seconds")
+    else:
+        device, wall = (count + FINAL_BUILDS) * per_trial, (-(-count // shards) + FINAL_BUILDS) * per_trial
+        output.print(
+            f"device time: about {seconds_text(device)} at {per_trial:.3g} s a trial, final included; "
+            f"wall time about {seconds_text(wall)}"
+        )
+    _print_first(proposals, output)
+
+
+@click.command("knobs")
+@job_argument
+@target_option
+@store_option
+@folder_option
+@knobs_option
+@click.option("--match", default="*", show_default=True, help="Glob of names to show.")
+@output_option
+def knobs_command(
+    jobfile: JobFile,
+    target_name: str | None,
+    store_url: str | None,
+    folder: Path,
+    knob_file: Path | None,
+    match: str,
+    output: Output,
+) -> None:
+    """List the knobs of the job's runtime: values, default, what they do, and whether the job searches them."""
+    target = jobfile.target(target_name)
+    inputs = jobfile.inputs(target)
+    discovery = None if knob_file else _discovery(jobfile, target, inputs, store_url, folder)
+    if knob_file is None and discovery is None:
+        raise InputError("no run of this job has discovered a knob list yet; give one with --knobs")
+    text = knob_file.read_text() if knob_file else discovery.knobs if discovery else ""
+    knobs = parse_knob_list(text)
+    searched = {choice.knob.name for choice in space_of(inputs, text).choices}
+    shown = _matching(knobs, match)
+    table = Table("knob", "values", "default", "searched", "what it does", title=f"tuner {knobs.tuner_version}")
+    for knob in shown:
+        values = " ".join(knob.values) if knob.values else "(any number)"
+        table.add_row(knob.name, values, knob.default, "yes" if knob.name in searched else "", knob.help)
+    if not output.as_json:
+        output.console.print(table)
+    output.print_json(
+        {
+            "tuner": knobs.tuner_version,
+            "knobs": [
+                {
+                    "name": knob.name,
+                    "values": list(knob.values) if knob.values else None,
+                    "default": knob.default,
+                    "searched": knob.name in searched,
+                    "help": knob.help,
+                }
+                for knob in shown
+            ],
+        }
+    )
+
+
+def _matching(knobs: KnobList, glob: str) -> list[Knob]:
+    found = [knob for knob in knobs.knobs if fnmatchcase(knob.name, glob)]
+    if not found:
+        raise InputError(f"--match {glob}: matches none of {len(knobs.knobs)} knobs")
+    return found
+
+
+def _discovery(
+    jobfile: JobFile, target: Target, inputs: RunInputs, store_url: str | None, folder: Path
+) -> DiscoveryRecord | None:
+    """What this very run discovered, if it began already."""
+    return RunReader(jobfile.place(store_url, folder).store, jobfile.run_id(target, inputs)).discovery()
+
+
+def _print_first(proposals: tuple[Proposal, ...], output: Output) -> None:
+    if not proposals or output.as_json:
+        return
+    table = Table("candidate", "why", title=f"First {min(SHOWN, len(proposals))} candidates", title_justify="left")
+    for proposal in proposals[:SHOWN]:
+        table.add_row(candidate_text(proposal.candidate), proposal.reason)
+    output.console.print(table)
