@@ -139,7 +139,7 @@ def test_neither_order_nor_names_of_builds_matter(seed: int, shuffle: object) ->
 
 
 def test_the_seed_decides_everything_that_is_drawn() -> None:
-    builds, _ = simulated(4, gain=0.01)
+    builds, _ = simulated(4, gain=0.01, sessions=40)
     assert judge(builds, seed=5) == judge(builds, seed=5)
     assert judge(builds, seed=5).engine_gain != judge(builds, seed=6).engine_gain
     assert judge(builds, seed=5).p_value == judge(builds, seed=6).p_value
@@ -296,8 +296,8 @@ def with_samples(builds: Builds, count: int) -> Builds:
 
 
 def test_p99_is_decided_from_every_sample() -> None:
-    builds, _ = simulated(13, gain=0.06, build_sd=0.002, session_sd=0.002)
-    found = judge(with_samples(builds, 400), metric="LatencyP99", min_improvement=0.005)
+    builds, _ = simulated(13, gain=0.06, build_sd=0.002, session_sd=0.002, baselines=6, sessions=8)
+    found = judge(with_samples(builds, 520), metric="LatencyP99", min_improvement=0.005)
     assert found.significant
     assert found.baseline_seconds == pytest.approx(1e-3 * math.exp(0.1 * 2.326), rel=0.03)
 
@@ -331,6 +331,16 @@ def test_the_speed_up_of_the_bytes_comes_from_data_that_did_not_choose() -> None
     """Equal builds under session noise: the chosen one must not look better than it is."""
     gains = [judge(simulated(seed, build_sd=0.0, session_sd=0.05)[0]).engine_gain.estimate for seed in range(120)]
     assert abs(np.mean(gains)) < 3 * np.std(gains) / math.sqrt(len(gains))
+
+
+def test_bytes_that_are_fast_only_while_they_are_chosen_are_described_by_the_second_half() -> None:
+    """A lucky memory layout of the first timing process must not be published as a speed-up."""
+    builds, _ = simulated(17, gain=0.05, build_sd=0.0, session_sd=0.001)
+    lucky = builds["candidate-2"][0]
+    builds["candidate-2"] = [[s.model_copy(update={"median": s.median * (0.9 if k < 6 else 1)}) for k, s in enumerate(lucky)]]
+    found = judge(builds)
+    assert found.published == "candidate-2"
+    assert found.engine_gain.high < 0.06
 
 
 def verdict(builds: Builds, found: Decision, keep_samples: bool) -> VerdictRecord:
@@ -381,7 +391,7 @@ def test_the_stored_verdict_gives_the_same_decision_again(metric: str) -> None:
 
 
 def test_a_p99_verdict_is_recomputed_from_its_samples() -> None:
-    builds = with_samples(simulated(15, gain=0.05)[0], 400)
+    builds = with_samples(simulated(15, gain=0.05, baselines=6, sessions=8)[0], 520)
     found = judge(builds, metric="LatencyP99")
     stored = verdict(builds, found, keep_samples=False)
     with pytest.raises(InputError, match="samples blob"):

@@ -2,7 +2,7 @@
 
 Claim 1 is about the *route*: would fresh builds of it be faster than fresh default builds by more than `minImprovement`?
 Builds are the replicates; an exact one-sided rank-sum test decides. Claim 2 is about the *published bytes*: one of the builds
-measured, chosen on one half of the sessions and described on the other, so that no number flatters what it chose.
+measured, chosen on the first half of the sessions and described on the second, so that no number flatters what it chose.
 docs/statistics.md explains both. Everything is a function of the arguments; names of builds and their order do not matter.
 """
 
@@ -81,7 +81,7 @@ def decide(
     """Decide the final from the sessions of all builds that passed their accuracy check.
 
     `candidates` and `baselines` name builds; without candidates there is no claim 1 and a default build is published.
-    `weights`: one per shape case, any positive scale (ShapeCase.weight). `seed` ≥ 0 fixes the halves and the bootstrap.
+    `weights`: one per shape case, any positive scale (ShapeCase.weight). `seed` ≥ 0 fixes the bootstrap.
     `alpha` is one-sided; intervals have confidence 1 - 2 alpha. For LatencyP99 sessions carry their samples.
     Raises InputError (names, weights, `min_improvement`, TooFewSamples), NoUsableSession (fewer than four sessions of some build
     that were not throttled: time again).
@@ -114,9 +114,9 @@ def decide(
     significant = p_value is not None and p_value <= alpha
 
     group = candidates if significant else baselines
-    published = min(group, key=lambda name: (_value(timed[name], shares, lambda count: _split(seed, count).choosing), name))
-    defaults = np.array([_value(timed[name], shares, lambda count: _split(seed, count).describing) for name in baselines])
-    own = _value(timed[published], shares, lambda count: _split(seed, count).describing)
+    published = min(group, key=lambda name: (_value(timed[name], shares, _choosing), name))
+    defaults = np.array([_value(timed[name], shares, _describing) for name in baselines])
+    own = _value(timed[published], shares, _describing)
     others = np.array([value for name, value in zip(baselines, defaults, strict=True) if name != published])
     median_default = float(np.median(defaults))
     repeated = np.median([_resampled(timed[name], shares, seed) for name in baselines], axis=0)
@@ -190,11 +190,10 @@ class _Case:
     """Seconds per session; only for LatencyP99, whose tail the drift of medians does not describe."""
     name: str
 
-    def value(self, sessions: Indices | slice) -> float:
+    def value(self, sessions: slice) -> float:
         """Log seconds of the build over some of its sessions."""
         if self.samples:
-            chosen = np.arange(self.logs.size)[sessions]
-            return math.log(percentile99(np.concatenate([self.samples[k] for k in chosen]), self.name))
+            return math.log(percentile99(np.concatenate(self.samples[sessions]), self.name))
         return float(np.median(self.logs[sessions]))
 
     def resampled(self, draws: Indices) -> Floats:
@@ -204,29 +203,25 @@ class _Case:
         return np.asarray(np.median(self.logs[draws], axis=1))
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Positions of a build's sessions."""
+def _choosing(count: int) -> slice:
+    """The first half of a build's sessions in time. A final that times in two processes thus describes bytes as another process
+    loaded them than the one that chose them, and cannot publish a lucky memory layout."""
+    return slice(0, count // 2)
 
-    choosing: Indices
-    describing: Indices
-    draws: Indices
-    """Describing halves resampled, shape (BOOTSTRAPS, sessions)."""
+
+def _describing(count: int) -> slice:
+    return slice(count // 2, count)
 
 
 @lru_cache(maxsize=16)
-def _split(seed: int, count: int) -> _Split:
-    """Halves of `count` sessions in time order, by position only: all builds are split alike and no result can steer it.
+def _draws(seed: int, count: int) -> Indices:
+    """Resampled describing halves, shape (BOOTSTRAPS, sessions); the same for all builds with as many sessions: resampled rounds.
 
-    The choosing half is one of each pair of neighbours, so that both halves span the whole final. Resamples are one session
-    short, which makes up for the bootstrap's narrowness in small samples (Rao & Wu 1988), and the same for all builds with as
-    many sessions: they are resamples of rounds.
+    One session short, which makes up for the narrowness of the bootstrap in small samples (Rao & Wu 1988).
     """
+    describing = np.arange(count)[_describing(count)]
     rng = np.random.default_rng([seed, count])
-    choosing = 2 * np.arange(count // 2) + rng.integers(0, 2, size=count // 2)
-    describing = np.setdiff1d(np.arange(count), choosing)
-    draws = describing[rng.integers(0, describing.size, size=(BOOTSTRAPS, describing.size - 1))]
-    return _Split(choosing, describing, draws)
+    return np.asarray(describing[rng.integers(0, describing.size, size=(BOOTSTRAPS, describing.size - 1))])
 
 
 def _prepare(builds: Mapping[str, Sessions], cases: int, metric: Metric) -> dict[str, list[_Case]]:
@@ -251,12 +246,12 @@ def _prepare(builds: Mapping[str, Sessions], cases: int, metric: Metric) -> dict
     return prepared
 
 
-def _value(cases: Sequence[_Case], shares: Floats, choose: Callable[[int], Indices | slice]) -> float:
+def _value(cases: Sequence[_Case], shares: Floats, choose: Callable[[int], slice]) -> float:
     return float(sum(share * one.value(choose(one.logs.size)) for share, one in zip(shares, cases, strict=True)))
 
 
 def _resampled(cases: Sequence[_Case], shares: Floats, seed: int) -> Floats:
-    parts = [share * one.resampled(_split(seed, one.logs.size).draws) for share, one in zip(shares, cases, strict=True)]
+    parts = [share * one.resampled(_draws(seed, one.logs.size)) for share, one in zip(shares, cases, strict=True)]
     return np.asarray(np.sum(parts, axis=0))
 
 
