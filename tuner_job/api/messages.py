@@ -203,6 +203,8 @@ class DiscoveryRecord(Record):
     references_digest: Digest
     references_blob: Digest
     """The references folder as one archive among the blobs."""
+    reference_warnings: tuple[str, ...] = ()
+    """What makes the references weak (accuracy.weakness), a line each."""
     baseline_losses: Losses
     pilot: tuple[PilotBuild, ...] = Field(min_length=1)
     build_sd: float

@@ -59,7 +59,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
     knobs = described.knobs or ""
     search_space = space_of(inputs, knobs)
     strategy_of(inputs).estimate(search_space, Budget(inputs.search.max_trials, 0, inputs.search.max_trials))
-    references_digest = _references(space, info, cases)
+    references_digest, weak = _references(space, info, cases)
     pilot, losses = _pilot(space, cases, references_digest)
     noise = components([session_logs(build.timing, cases, inputs.measure.metric) for build in pilot])
     environment = steering(os.environ, {})
@@ -84,6 +84,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
         cases=cases,
         references_digest=references_digest,
         references_blob=_store_references(space),
+        reference_warnings=weak,
         baseline_losses=losses,
         pilot=pilot,
         build_sd=noise.build_sd,
@@ -123,8 +124,8 @@ def require_runtime(runtime: RuntimeIdentity, versions: dict[str, str]) -> None:
         )
 
 
-def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...]) -> str:
-    """Fill the references folder, by the user's files or by the unoptimised model; returns its digest."""
+def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...]) -> tuple[str, tuple[str, ...]]:
+    """Fill the references folder, by the user's files or by the unoptimised model; returns its digest and what is weak in it."""
     accuracy = space.run.inputs.accuracy
     folder = space.root / "references"
     if accuracy.source == "References":
@@ -134,11 +135,10 @@ def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...])
         good(space.insist(request), "making references with the unoptimised model")
     space.references = folder
     references = load(folder)
-    for line in warnings(
-        references, metric=accuracy.metric, threshold=accuracy.threshold, atol=accuracy.atol, rtol=accuracy.rtol
-    ):
+    weak = warnings(references, metric=accuracy.metric, threshold=accuracy.threshold, atol=accuracy.atol, rtol=accuracy.rtol)
+    for line in weak:
         log.warning("references: %s", line)
-    return references.digest
+    return references.digest, tuple(weak)
 
 
 def _store_references(space: Workspace) -> str:
