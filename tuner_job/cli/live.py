@@ -14,7 +14,7 @@ from tuner_job.api.messages import RunRecord
 from tuner_job.campaign.progress import progress
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.worker import Stage
-from tuner_job.cli.show import outcome_line, seconds_text
+from tuner_job.report.words import outcomes_text, seconds_text
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 10.0
@@ -82,7 +82,7 @@ class LiveRun:
             total=max(seen.finished, seen.max_trials if seen.exploring else seen.planned),
             left=f"about {seconds_text(left)} left to explore" if left else "",
         )
-        line = f"{' · '.join(parts)} · {seen.finished} trials: {outcome_line(seen)}"
+        line = f"{' · '.join(parts)} · {seen.finished} trials: {outcomes_text(seen.outcomes)}"
         self._say(line, f"{stage}{seen.finished}{parts[-1]}", now)
 
     def _say(self, line: str, state: str, now: float) -> None:

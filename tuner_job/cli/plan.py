@@ -16,7 +16,7 @@ from tuner_job.campaign.rounds import FINAL_BUILDS, space_of, strategy_of
 from tuner_job.campaign.start import seed_of
 from tuner_job.cli.jobfile import JobFile
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
-from tuner_job.cli.show import candidate_text, seconds_text
+from tuner_job.report.words import candidate_text, seconds_text
 from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
 from tuner_job.search.strategy import Budget, Done, Proposal, estimate
 

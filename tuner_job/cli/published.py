@@ -13,7 +13,7 @@ from tuner_job.api.base import InputError
 from tuner_job.api.messages import Owner, PointerRecord
 from tuner_job.cli.jobfile import LOCAL, JobFile, Place, open_place
 from tuner_job.cli.options import FOLDER, F, Output, output_option
-from tuner_job.cli.show import candidate_text, interval_text, latency_text
+from tuner_job.report.words import candidate_text, interval_text, latency_text
 from tuner_job.store import gc, pointers
 from tuner_job.store.keys import TrustRoot
 from tuner_job.store.pointers import PointerName
