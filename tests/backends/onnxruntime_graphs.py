@@ -47,3 +47,36 @@ def conv_net(path: Path, *, names="") -> Path:
         h.make_node("Add", [f"{names}n2", "x"], ["y"]),
     ]
     return save(path, nodes, [value("x", [1, 16, 12, 12])], [value("y", None)], weights)
+
+
+def encoder(path: Path, *, width=256, layers=2, length=64, batch=4) -> Path:
+    """Transformer encoder layers (one head, erf Gelu, layer normalization) with static shapes."""
+    rng = np.random.default_rng(0)
+    weights, nodes, last = [], [], "x"
+
+    def weight(name, *shape):
+        weights.append((name, (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)))
+        return name
+
+    def node(op, inputs, output, **attributes):
+        nodes.append(h.make_node(op, inputs, [output], **attributes))
+        return output
+
+    for name, number in (("scale", width**-0.5), ("root2", 2**0.5), ("one", 1.0), ("half", 0.5)):
+        weights.append((name, np.array(number, np.float32)))
+    weights += [("gain", np.ones(width, np.float32)), ("shift", np.zeros(width, np.float32))]
+    for i in range(layers):
+        q, k, v = (node("MatMul", [last, weight(f"w{n}{i}", width, width)], f"{n}{i}") for n in "qkv")
+        score = node("MatMul", [q, node("Transpose", [k], f"kt{i}", perm=[0, 2, 1])], f"s{i}")
+        mixed = node("MatMul", [node("Softmax", [node("Mul", [score, "scale"], f"ss{i}")], f"p{i}", axis=-1), v], f"m{i}")
+        summed = node("Add", [last, node("MatMul", [mixed, weight(f"wo{i}", width, width)], f"o{i}")], f"r{i}")
+        normal = node("LayerNormalization", [summed, "gain", "shift"], f"n{i}")
+        wide = node(
+            "Add", [node("MatMul", [normal, weight(f"wu{i}", width, 4 * width)], f"u{i}"), weight(f"b{i}", 4 * width)], f"ub{i}"
+        )
+        erf = node("Add", [node("Erf", [node("Div", [wide, "root2"], f"d{i}")], f"e{i}"), "one"], f"e1{i}")
+        gelu = node("Mul", [node("Mul", [wide, erf], f"g{i}"), "half"], f"g2{i}")
+        narrow = node("MatMul", [gelu, weight(f"wd{i}", 4 * width, width)], f"dn{i}")
+        last = node("LayerNormalization", [node("Add", [normal, narrow], f"a{i}"), "gain", "shift"], f"out{i}")
+    node("Identity", [last], "y")
+    return save(path, nodes, [value("x", [batch, length, width])], [value("y", None)], weights)

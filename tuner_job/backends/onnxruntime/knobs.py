@@ -1,11 +1,15 @@
 """The knob list of ONNX Runtime, and what each knob sets.
 
 Sources: `onnxruntime_session_options_config_keys.h`, `graph_transformer_utils.cc` and `cuda_execution_provider_info.cc` of
-ONNX Runtime, each entry checked against the installed 1.32 (CPU) and 1.31 (CUDA) libraries. Left out on purpose: options that
-only change memory, logging or file formats; `session.use_env_allocators` (inert unless the host program registers an
-allocator); `session.set_denormal_as_zero` (the first session of a process decides for its main thread, so engines that share
-a process cannot differ in it); `memory_efficient` execution order (only in training builds); arena shrinkage (a run option that only gives memory back); `enable_cuda_graph` (a launch mode: measurement says it);
-optimizers that ONNX Runtime needs for correct graphs (casts, copies between devices, Q/DQ node units).
+ONNX Runtime, each entry checked against the installed 1.32 (CPU) and 1.31 (CUDA) libraries. Left out on purpose:
+
+- options that only change memory, logging or file formats, such as arena shrinkage;
+- `session.use_env_allocators`: inert unless the host program registers an allocator;
+- `session.set_denormal_as_zero`: the first session of a process decides for its main thread, so engines that share a process
+  cannot differ in it;
+- the `memory_efficient` execution order: only in training builds;
+- `enable_cuda_graph`: a launch mode, so the measurement says it;
+- optimizers that ONNX Runtime needs for correct graphs (casts, copies between devices, Q/DQ node units).
 """
 
 from __future__ import annotations
