@@ -392,6 +392,22 @@ class TestAddresses:
     def test_every_kind_of_store_opens_without_a_request(self, url: str, options: dict[str, str]) -> None:
         assert ObjectStore.open(url, options).url == url
 
+    def test_one_providers_environment_is_not_anothers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+        assert ObjectStore.open("gs://bucket", {"anonymous": "true"}).url == "gs://bucket"
+        with pytest.raises(InputError, match="'http://minio:9000' would send results unencrypted"):
+            ObjectStore.open("s3://bucket", {"anonymous": "true"})
+
+    def test_endpoint_and_credentials_may_come_from_the_environment(
+        self, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        address = s3_server.new_store()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address.options["endpoint"])
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", address.options["accessKeyId"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", address.options["secretAccessKey"])
+        ObjectStore.open(address.url).put("a", b"1")
+        assert content(address.open(), "a") == b"1"
+
 
 class TestS3Answers:
     """What real servers say when something is wrong."""

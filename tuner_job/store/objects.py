@@ -110,8 +110,8 @@ class ObjectStore(ABC):
 
         Raises InputError for a URL or option that is wrong.
         """
+        from tuner_job.store.connect import REMOTE_SCHEMES, open_remote
         from tuner_job.store.folder import FolderStore
-        from tuner_job.store.remote import REMOTE_SCHEMES, open_remote
 
         parts = urlsplit(url)
         if parts.scheme == "file":
