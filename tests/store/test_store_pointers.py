@@ -69,6 +69,12 @@ def test_rollback_to_a_named_manifest_of_the_history(store: ObjectStore) -> None
     assert rollback(store, NAME, first.digest).current.manifest == first.digest
 
 
+def test_rollback_to_what_is_served_already_changes_nothing(store: ObjectStore) -> None:
+    put_out(store, "1")
+    second = put_out(store, "2")
+    assert rollback(store, NAME, second.digest).generation == 2
+
+
 def test_a_rollback_outlives_a_repeated_publication_but_not_a_new_run(store: ObjectStore) -> None:
     first = put_out(store, "1")
     put_out(store, "2")

@@ -164,8 +164,10 @@ def rollback(store: ObjectStore, name: PointerName, to: Digest | None = None, *,
     """
     seen = _Seen()
 
-    def change(pointer: PointerRecord | None) -> PointerRecord:
+    def change(pointer: PointerRecord | None) -> PointerRecord | None:
         pointer = _existing(pointer, name)
+        if pointer.current.manifest == to:
+            return None
         seen.check(pointer, name)
         if pointer.pinned:
             raise PointerRefused(f"{name}: pinned to {pointer.pinned[:16]}; unpin it first", reason="PointerPinned")
@@ -305,7 +307,7 @@ def _previous(pointer: PointerRecord, name: PointerName) -> PointerEntry:
 
 
 def _listed(pointer: PointerRecord, name: PointerName, manifest: Digest) -> PointerEntry:
-    for entry in entries(pointer):
+    for entry in pointer.history:
         if entry.manifest == manifest:
             return entry
     known = ", ".join(entry.manifest[:16] for entry in pointer.history[:5]) or "empty"
