@@ -42,16 +42,16 @@ class AllowedNamespace(Spec):
 
     name: Name
     """The namespace; at most 63 characters."""
-    prefix: Annotated[str, Field(min_length=1, max_length=128, pattern=f"^{_SEGMENT}(/{_SEGMENT})*$")]
-    """Prefix of its keys; at most 128 characters. Namespaces that share a prefix trust each other and share results."""
+    prefix: Annotated[str, Field(min_length=1, max_length=64, pattern=f"^{_SEGMENT}(/{_SEGMENT})*$")]
+    """Prefix of its keys; at most 64 characters. Namespaces that share a prefix trust each other and share results."""
 
 
 class ArtifactStoreSpec(Spec):
     """A bucket or folder that keeps every record and engine. Administered for the whole cluster."""
 
-    url: Annotated[str, Field(min_length=5, max_length=512, pattern=_URL)]
+    url: Annotated[str, Field(min_length=5, max_length=256, pattern=_URL)]
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `az://account/container/prefix`, or `file:///folder` for local runs;
-    at most 512 characters."""
+    at most 256 characters."""
     endpoint: Annotated[str | None, Field(max_length=256, pattern=r"^https?://[^\s?#@]+$")] = None
     """Address of the store's API if it is not the cloud's own; at most 256 characters."""
     region: Annotated[str | None, Field(min_length=1, max_length=63, pattern=r"^[-a-z0-9]+$")] = None

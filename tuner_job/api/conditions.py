@@ -80,8 +80,8 @@ class Condition(Spec):
     """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=48, pattern="^[A-Za-z]+$")]
     """Why, as one stable CamelCase word of at most 48 letters."""
-    message: Annotated[str, Field(max_length=256)]
-    """Why, for people; at most 256 characters."""
+    message: Annotated[str, Field(max_length=192)]
+    """Why, for people; at most 192 characters."""
     last_transition_time: Time
     """When `status` last changed (RFC 3339, UTC)."""
     observed_generation: Annotated[int, Field(ge=0)]
@@ -104,7 +104,7 @@ def with_condition(
 ) -> tuple[Condition, ...]:
     """The conditions with one set, in their old order. `lastTransitionTime` moves only if `status` does.
 
-    A longer message is cut to 256 characters.
+    A longer message is cut to 192 characters.
     """
     word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"
     before = next((each for each in conditions if each.type == kind), None)
@@ -114,7 +114,7 @@ def with_condition(
         type=kind.value,
         status=word,
         reason=reason.value,
-        message=line if len(line) <= 256 else line[:255] + "…",
+        message=line if len(line) <= 192 else line[:191] + "…",
         last_transition_time=at,
         observed_generation=generation,
     )

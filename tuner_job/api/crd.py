@@ -123,6 +123,8 @@ def _node(schema: Schema, definitions: Mapping[str, Schema], stack: tuple[str, .
         return _node({**definitions[name], **beside}, definitions, (*stack, name), at)
     if schema.get("default") not in (None, False, [], {}, 0):
         raise NotStructural(f"{at}: default {schema['default']!r}; write None and let `effective` fill it in")
+    if "prefixItems" in schema:
+        raise NotStructural(f"{at}: a list needs one kind of item")
     if "anyOf" in schema:
         return _union(schema, definitions, stack, at)
     unknown = sorted(set(schema) - set(_CARRIED) - _DROPPED)
@@ -142,8 +144,6 @@ def _node(schema: Schema, definitions: Mapping[str, Schema], stack: tuple[str, .
     if kind == "object":
         _object(schema, out, definitions, stack, at)
     elif kind == "array":
-        if "items" not in schema or "prefixItems" in schema:
-            raise NotStructural(f"{at}: a list needs one kind of item")
         if "maxItems" not in out:
             raise NotStructural(f"{at}: list without a bound")
         out.setdefault("x-kubernetes-list-type", "atomic")

@@ -157,7 +157,7 @@ def _resource(source: _Source) -> Resource:
         resource = model.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         schema = _schema(model)
-        found = [_explain(source, each, schema) for each in error.errors(include_url=False)]
+        found = [_explain(source, each, schema) for each in error.errors(include_url=False) if not _follows(each)]
         raise InvalidDocuments(list(dict.fromkeys(found))) from None
     except ValueError as error:
         raise InvalidDocuments([source.problem((), str(error))]) from None
@@ -201,11 +201,20 @@ def _explain(source: _Source, error: ErrorDetails, schema: Schema) -> str:
     if kind == "literal_error" and isinstance(written, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         return source.problem(path, f"`{_short(written)}` is not allowed; {_advice(written, allowed)}")
+    if kind == "too_short":
+        return source.problem(path, f"{len(written)} entries; at least {context['min_length']} are needed")
+    if kind == "too_long":
+        return source.problem(path, f"{len(written)} entries; at most {context['max_length']} are allowed")
     if kind == "string_pattern_mismatch":
         about = str(here.get("description", "")).rstrip(".")
         return source.problem(path, f"`{_short(written)}` has the wrong form" + (f" ({about})" if about else ""))
     shown = "" if isinstance(written, dict | list) else f" (it is {_short(json.dumps(written))})"
     return source.problem(path, error["msg"][:1].lower() + error["msg"][1:] + shown)
+
+
+def _follows(error: ErrorDetails) -> bool:
+    """Whether it only repeats that entries of a list were refused."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
 def _written_path(error: ErrorDetails, data: object) -> Path:
@@ -222,9 +231,8 @@ def _field_advice(schema: Schema, path: Path) -> str:
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     if near:
         return f"did you mean `{near[0]}`?"
-    elsewhere = next(
-        (found for found in _paths(schema, "") if found.rsplit(".", 1)[-1] == name and found.startswith("spec")), None
-    )
+    spec = schema["properties"]["spec"]
+    elsewhere = next((found for found in _paths(spec, "spec") if found.endswith(f".{name}")), None)
     if elsewhere:
         return f"it belongs to {elsewhere}"
     return f"known here: {', '.join(siblings)}" if siblings else "nothing is allowed here"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from tuner_job.api.base import InputError, canonical_json, digest_of
+from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.messages import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.runtime import TunerRuntime
@@ -68,14 +68,15 @@ def inputs_digest(inputs: RunInputs) -> str:
     """64 hex digits over all that changes what a run would find.
 
     Left out: where a model or references lie once their digest is known, and when a round is sealed. Never in RunInputs at all:
-    parallelism, priority, suspend, publishing, retuning, the workers' pods.
+    parallelism, priority, suspend, publishing, retuning, the workers' pods. Values equal to the default of their field are left
+    out too, so that a field added later, whose default means what was done before, makes nobody tune again.
     """
-    plain = inputs.model_dump(mode="json", by_alias=True, exclude_none=True)
+    plain = inputs.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for source in (*plain["variants"], plain["accuracy"]):
         if "digest" in source:
-            del source["uri"]
-    del plain["search"]["roundDeadlineSeconds"]
-    return digest_of(canonical_json(plain))
+            source.pop("uri", None)
+    plain["search"].pop("roundDeadlineSeconds", None)
+    return digest_of(plain)
 
 
 def run_id(owner: Owner, target: str, inputs: str, rerun_token: str = "") -> str:

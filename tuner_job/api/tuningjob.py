@@ -135,8 +135,8 @@ class Publish(Spec):
     """Manual waits for `approvedDigest`; absent means Automatic."""
     keep: Annotated[int | None, Field(ge=1, le=50)] = None
     """Published engines kept for rollback, 1 to 50; absent means 10."""
-    targets: Annotated[tuple[PublishTarget, ...], Keyed(most=16)] = ()
-    """Decisions by target; at most 16, each the name of one of `spec.targets`."""
+    targets: Annotated[tuple[PublishTarget, ...], Keyed(most=12)] = ()
+    """Decisions by target; at most 12, each the name of one of `spec.targets`."""
 
 
 class Retune(Spec):
@@ -162,8 +162,8 @@ class TuningJobSpec(Spec):
 
     model: ModelSource
     """What is tuned."""
-    targets: Annotated[tuple[Target, ...], Keyed(least=1, most=16)]
-    """Hardware to tune for; 1 to 16. Each is tuned by itself."""
+    targets: Annotated[tuple[Target, ...], Keyed(least=1, most=12)]
+    """Hardware to tune for; 1 to 12. Each is tuned by itself."""
     objective: Objective | None = None
     """What better means; absent means median latency, by more than 1 %."""
     measurement: Measurement | None = None

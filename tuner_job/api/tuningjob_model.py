@@ -29,9 +29,9 @@ class TensorShape(Spec):
     opt: Dimensions
     """Dimensions that are checked and timed; at most 8, each from 1 to 2,147,483,647."""
     min: Dimensions | None = None
-    """Smallest dimensions that the engine must accept; absent means `opt`."""
+    """Smallest dimensions that the engine must accept, at most 8; absent means `opt`."""
     max: Dimensions | None = None
-    """Largest dimensions that the engine must accept; absent means `opt`."""
+    """Largest dimensions that the engine must accept, at most 8; absent means `opt`."""
 
     @rule(
         "(!has(self.min) || size(self.min) == size(self.opt)) && (!has(self.max) || size(self.max) == size(self.opt))",

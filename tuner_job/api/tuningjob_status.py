@@ -40,8 +40,8 @@ class PastRun(Spec):
 
     id: Run
     """20 hex digits."""
-    trigger: Annotated[str, Field(max_length=32)]
-    """Why it was started, at most 32 characters."""
+    trigger: Annotated[str, Field(max_length=24)]
+    """Why it was started, at most 24 characters."""
     reason: Reason
     """How it ended."""
     finished_time: Time
@@ -53,8 +53,8 @@ class Incumbent(Spec):
 
     variant: Name
     """Model variant; at most 63 characters."""
-    route: Annotated[str, Field(max_length=512)]
-    """Its route, cut to 512 characters (whole in the store); empty for the default."""
+    route: Annotated[str, Field(max_length=384)]
+    """Its route, cut to 384 characters (whole in the store); empty for the default."""
     gain: Gain
     """Relative gain over the baseline, a decimal: `"0.12"` is 12 %."""
 
@@ -73,8 +73,8 @@ class GainInterval(Spec):
 class PublishedEngine(Spec):
     """What the pointer names."""
 
-    uri: Annotated[str, Field(max_length=512)]
-    """Where the engine's blob lies; at most 512 characters."""
+    uri: Annotated[str, Field(max_length=400)]
+    """Where the engine's blob lies; at most 400 characters."""
     digest: ContentDigest
     """Of the engine."""
     manifest: ContentDigest
@@ -132,5 +132,5 @@ class TuningJobStatus(Spec):
     """Trials ended of trials planned over all targets (`37/64`); at most 32 characters."""
     best_speedup: Annotated[str | None, Field(max_length=16)] = None
     """Best proven gain of all targets, for people (`12.3%`); at most 16 characters."""
-    targets: Annotated[tuple[TargetStatus, ...], Keyed(most=16)] = ()
-    """One for each target of the spec; at most 16."""
+    targets: Annotated[tuple[TargetStatus, ...], Keyed(most=12)] = ()
+    """One for each target of the spec; at most 12."""
