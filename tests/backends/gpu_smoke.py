@@ -20,8 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
+from typing import Any
 
 
 def with_nvidia_libraries() -> None:
@@ -35,25 +34,26 @@ def with_nvidia_libraries() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"LD_LIBRARY_PATH": path, "TRTFLEET_SMOKE": "1"})
 
 
+with_nvidia_libraries()
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
+
+import numpy as np  # noqa: E402
+from onnxruntime_graphs import conv_net, encoder  # noqa: E402
+
+from tuner_job.api.child import MeasureSettings, ShapeCase  # noqa: E402
+from tuner_job.api.measurement import Candidate  # noqa: E402
+from tuner_job.backends.onnxruntime import OnnxRuntimeBackend  # noqa: E402
+from tuner_job.backends.onnxruntime.knobs import knobs  # noqa: E402
+from tuner_job.backends.protocol import BuildRefused  # noqa: E402
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=120.0, help="stop trying further routes after so long")
     arguments = parser.parse_args()
-    with_nvidia_libraries()
-    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-
-    import numpy as np
-    from onnxruntime_graphs import conv_net, encoder
-
-    from tuner_job.api.child import MeasureSettings, ShapeCase
-    from tuner_job.api.measurement import Candidate
-    from tuner_job.backends.onnxruntime import OnnxRuntimeBackend
-    from tuner_job.backends.onnxruntime.knobs import knobs
-    from tuner_job.backends.protocol import BuildRefused
-
     began = time.monotonic()
     backend = OnnxRuntimeBackend("GPU")
-    report: dict[str, object] = {"device": backend.identify().model_dump(), "versions": backend.versions(), "models": {}}
+    report: dict[str, Any] = {"device": backend.identify().model_dump(), "versions": backend.versions(), "models": {}}
     problems: list[str] = []
     rng = np.random.default_rng(0)
     models = {
@@ -61,65 +61,23 @@ def main() -> int:
         "encoder": (encoder, {"x": rng.standard_normal((4, 64, 256)).astype(np.float32)}),
     }
 
+    modes = {
+        "graph": MeasureSettings(),
+        "direct": MeasureSettings(cuda_graph=False),
+        "transfers": MeasureSettings(transfers=True),
+        "graph, 3 streams": MeasureSettings(streams=3),
+        "direct, 3 streams": MeasureSettings(streams=3, cuda_graph=False),
+    }
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
         for name, (make, inputs) in models.items():
-            model = make(folder / f"{name}.onnx")
-            cases = [ShapeCase(name="c", tensors={key: value.shape for key, value in inputs.items()})]
+            model = Path(scratch) / f"{name}.onnx"
+            make(model)
             expected = backend.reference(model).run(inputs)
-            found: dict[str, object] = {}
-            report["models"][name] = found  # type: ignore[index]
-
-            def trial(route: str, settings: MeasureSettings | None = None) -> dict[str, object]:
-                start = time.monotonic()
-                fingerprint = backend.build(model, cases, Candidate(route=route), folder / "e")  # noqa: B023
-                engine = backend.load(folder / "e")
-                try:
-                    outputs = engine.run(inputs)  # noqa: B023
-                    error = max(
-                        float(np.abs(outputs[key] - expected[key]).max() / np.abs(expected[key]).max()) for key in expected
-                    )  # noqa: B023
-                    result: dict[str, object] = {
-                        "fingerprint": fingerprint[:12],
-                        "saved": engine.file.graph is None,  # type: ignore[attr-defined]
-                        "error": error,
-                        "seconds": round(time.monotonic() - start, 3),
-                    }
-                    if settings is not None:
-                        timer = engine.timer(inputs, settings)  # noqa: B023
-                        timer.sample(20)
-                        samples = timer.sample(200)
-                        result |= {
-                            "clock": timer.clock,
-                            "launch": timer.launch,
-                            "median_us": float(np.median(samples) * 1e6),
-                            "p99_us": float(np.quantile(samples, 0.99) * 1e6),
-                            "sd_log": float(np.log(samples).std()),
-                            "throttled": timer.throttled(),
-                        }
-                        again = engine.run(inputs)  # noqa: B023
-                        if any(not np.allclose(again[key], outputs[key], atol=1e-2) for key in outputs):
-                            problems.append(f"{name} {route!r}: other outputs after timing")  # noqa: B023
-                    if error > 0.02:
-                        problems.append(f"{name} {route!r}: differs from the CPU by {error} of the largest value")  # noqa: B023
-                    return result
-                finally:
-                    engine.close()
-
-            modes = {
-                "graph": MeasureSettings(),
-                "direct": MeasureSettings(cuda_graph=False),
-                "transfers": MeasureSettings(transfers=True),
-                "graph, 3 streams": MeasureSettings(streams=3),
-                "direct, 3 streams": MeasureSettings(streams=3, cuda_graph=False),
-            }
+            smoke = Smoke(backend, model, inputs, expected, problems)
+            found = report["models"][name] = {}
             for mode, settings in modes.items():
-                try:
-                    found[mode] = trial("", settings)
-                except Exception as error:
-                    problems.append(f"{name} {mode}: {type(error).__name__}: {str(error)[:300]}")
-            fingerprints = {trial("")["fingerprint"] for _ in range(2)}
-            if len(fingerprints) != 1:
+                found[mode] = smoke.attempt("", settings)
+            if len({smoke.attempt("").get("fingerprint") for _ in range(2)}) != 1:
                 problems.append(f"{name}: the default's fingerprint does not repeat")
             for knob in knobs("GPU", 1):
                 for value in knob.values:
@@ -127,17 +85,65 @@ def main() -> int:
                     if value == knob.default or (knob.place == "disable" and name == "conv"):
                         continue
                     if time.monotonic() - began > arguments.seconds:
-                        found.setdefault("not tried", []).append(route)  # type: ignore[attr-defined]
+                        found.setdefault("not tried", []).append(route)
                         continue
-                    try:
-                        found[route] = trial(route, MeasureSettings() if knob.place == "provider" else None)
-                    except BuildRefused as error:
-                        found[route] = {"refused": str(error)}
-                    except Exception as error:
-                        problems.append(f"{name} {route}: {type(error).__name__}: {str(error)[:300]}")
+                    found[route] = smoke.attempt(route, MeasureSettings() if knob.place == "provider" else None)
     report |= {"problems": problems, "seconds": round(time.monotonic() - began, 1)}
     print(json.dumps(report, indent=1))
     return 1 if problems else 0
+
+
+class Smoke:
+    """Attempts with one model; what is wrong goes to `problems`."""
+
+    def __init__(self, backend, model: Path, inputs, expected, problems: list[str]) -> None:
+        self.backend, self.model, self.inputs, self.expected, self.problems = backend, model, inputs, expected, problems
+        self.cases = [ShapeCase(name="c", tensors={key: value.shape for key, value in inputs.items()})]
+
+    def attempt(self, route: str, settings: MeasureSettings | None = None) -> dict[str, object]:
+        try:
+            return self._attempt(route, settings)
+        except BuildRefused as error:
+            return {"refused": str(error)}
+        except Exception as error:
+            self._wrong(route, f"{type(error).__name__}: {str(error)[:300]}")
+            return {"failed": True}
+
+    def _wrong(self, route: str, what: str) -> None:
+        self.problems.append(f"{self.model.stem} {route!r}: {what}")
+
+    def _attempt(self, route: str, settings: MeasureSettings | None) -> dict[str, object]:
+        start = time.monotonic()
+        file = self.model.with_suffix(".engine")
+        fingerprint = self.backend.build(self.model, self.cases, Candidate(route=route), file)
+        engine = self.backend.load(file)
+        outputs = engine.run(self.inputs)
+        error = max(float(np.abs(outputs[key] - right).max() / np.abs(right).max()) for key, right in self.expected.items())
+        if error > 0.02:
+            self._wrong(route, f"differs from the CPU by {error} of the largest value")
+        result: dict[str, object] = {
+            "fingerprint": fingerprint[:12],
+            "saved": engine.file.graph is None,
+            "error": error,
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        if settings is not None:
+            timer = engine.timer(self.inputs, settings)
+            timer.sample(20)
+            samples = timer.sample(200)
+            result |= {
+                "clock": timer.clock,
+                "launch": timer.launch,
+                "median_us": float(np.median(samples) * 1e6),
+                "p99_us": float(np.quantile(samples, 0.99) * 1e6),
+                "sd_log": float(np.log(samples).std()),
+                "throttled": timer.throttled(),
+            }
+            again = engine.run(self.inputs)
+            if any(not np.allclose(again[key], outputs[key], atol=1e-2) for key in outputs):
+                self._wrong(route, "other outputs after timing")
+        engine.close()
+        return result
 
 
 if __name__ == "__main__":
