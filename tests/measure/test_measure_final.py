@@ -44,7 +44,7 @@ def test_a_final_that_cannot_have_the_power_says_what_it_has() -> None:
 @settings(max_examples=40)
 @given(sds, sds, sds, st.floats(0, 0.5), st.sampled_from(["LatencyP50", "Throughput"]))
 def test_every_design_is_within_bounds(build: float, one: float, step: float, margin: float, metric: str) -> None:
-    found = design(Components(build, one, step), MeasureSettings(metric=metric), margin)  # type: ignore[arg-type]
+    found = design(Components(build, one, step), MeasureSettings(metric=metric), margin)
     assert FEWEST_REPEATS <= found.repeats <= MOST_REPEATS
     assert found.baseline_repeats == 2 * found.repeats
     assert found.sessions in SESSIONS
