@@ -156,6 +156,7 @@ def _search(wish: Search, budget: Budget, family: str) -> SearchInput:
         exclude=tuple(sorted(knobs.exclude)),
         values=knobs.values,
         settings=builder.settings,
+        start_with=wish.start_with,
         warm_start=wish.warm_start or "Ledger",
         max_trials=budget.max_trials or trials,
         device_seconds=float(budget.gpu_seconds or 0),

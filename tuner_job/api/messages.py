@@ -128,6 +128,8 @@ class SearchInput(Model):
     values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     settings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Builder settings to search: name → values."""
+    start_with: tuple[str, ...] = ()
+    """Routes that are tried before any other."""
     warm_start: Literal["Ledger", "None"] = "Ledger"
     max_trials: int = 100
     device_seconds: float = 0.0

@@ -69,6 +69,9 @@ class Search(Spec):
     """Builder settings that are searched as well."""
     options: Annotated[dict[str, Annotated[str, Field(max_length=256)]], Field(max_length=32)] = Field(default_factory=dict)
     """Options of the strategy, each as text (`cap: "256"`); at most 32, names of 1 to 128, values of at most 256 characters."""
+    start_with: Annotated[tuple[Annotated[str, Field(min_length=3, max_length=8192)], ...], Distinct(most=64)] = ()
+    """Routes to try before any other, such as the best of a trtexec tuning cache (`trtfleet import`); at most 64 of at most
+    8,192 characters."""
     warm_start: Literal["Ledger", "None"] | None = None
     """Whether earlier results of the same identity are reused; absent means Ledger."""
 

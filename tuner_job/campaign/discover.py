@@ -18,7 +18,7 @@ from tuner_job.api.child import ChildReport, ShapeCase
 from tuner_job.api.measurement import BASELINE, Device, Losses
 from tuner_job.api.messages import DiscoveryRecord, PilotBuild, RuntimeIdentity
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign.rounds import space_of, strategy_of
+from tuner_job.campaign.rounds import space_of, start_with, strategy_of
 from tuner_job.campaign.workspace import Workspace
 from tuner_job.measure.variance import components, session_logs
 from tuner_job.model.inspect import ModelInfo, check_variant, inspect
@@ -58,6 +58,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
     require_runtime(inputs.runtime, described.versions)
     knobs = described.knobs or ""
     search_space = space_of(inputs, knobs)
+    start_with(inputs, search_space)
     strategy_of(inputs).estimate(search_space, Budget(inputs.search.max_trials, 0, inputs.search.max_trials))
     references_digest, weak = _references(space, info, cases)
     pilot, losses = _pilot(space, cases, references_digest)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner_job.accuracy.gate import judge
+from tuner_job.api.measurement import Candidate
 from tuner_job.api.messages import (
     AccuracyInput,
     DiscoveryRecord,
@@ -20,9 +21,10 @@ from tuner_job.api.messages import (
 from tuner_job.api.outcome import Outcome
 from tuner_job.measure.controls import Score, scores
 from tuner_job.routes.knobs import parse_knob_list
+from tuner_job.routes.route import parse_route
 from tuner_job.routes.select import select
 from tuner_job.search.pick import pick
-from tuner_job.search.rounds import Budget, Done, Observation, Strategy
+from tuner_job.search.rounds import Budget, Done, Observation, Proposal, Strategy
 from tuner_job.search.space import Space
 from tuner_job.search.strategy import strategy
 
@@ -80,45 +82,54 @@ def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRe
 
 
 def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
-    """The plan of the round after the last sealed one: more trials, or the pick for the final."""
+    """The plan of the round after the last sealed one: more trials, or the pick for the final.
+
+    Trials that were carried over come first, under their old names. Raises InputError for a `startWith` that is no route.
+    """
     number = len(fold.plans) + 1
+    space = space_of(fold.run.inputs, fold.discovery.knobs)
     carried = _carried(fold)
-    budget = _budget(fold)
-    done = "the deadline for exploring has passed" if out_of_time else ""
-    if not done and budget.spent >= budget.trials:
-        done = f"the budget of {budget.trials} trials is used up"
-    if not done:
-        answer = strategy_of(fold.run.inputs).next_round(
-            space_of(fold.run.inputs, fold.discovery.knobs),
-            observations(fold),
-            budget,
-            fold.run.seed,
-            [trial.candidate for trial in carried],
+    answer = Done("the deadline for exploring has passed") if out_of_time else _proposals(fold, space, carried)
+    proposals = () if isinstance(answer, Done) else answer
+    if proposals or (carried and not out_of_time):
+        fresh = tuple(
+            PlannedTrial(
+                trial=trial_id(number, index),
+                candidate=proposal.candidate,
+                shard=index % fold.run.shards,
+                reason=proposal.reason,
+                repeat=proposal.repeat,
+            )
+            for index, proposal in enumerate(proposals)
         )
-        if not isinstance(answer, Done):
-            fresh = tuple(
-                PlannedTrial(
-                    trial=trial_id(number, index),
-                    candidate=proposal.candidate,
-                    shard=index % fold.run.shards,
-                    reason=proposal.reason,
-                    repeat=proposal.repeat,
-                )
-                for index, proposal in enumerate(answer)
-            )
-            return PlanRecord(
-                run=fold.run.run, round=number, stage="explore", trials=carried + fresh, reason=f"{len(fresh)} new candidates"
-            )
-        done = answer.reason
-    chosen = pick(observations(fold, final_gate=True), space_of(fold.run.inputs, fold.discovery.knobs), fold.discovery.build_sd)
+        reason = f"{len(fresh)} new trials" + (f", {len(carried)} carried over" if carried else "")
+        return PlanRecord(run=fold.run.run, round=number, stage="explore", trials=carried + fresh, reason=reason)
+    chosen = pick(observations(fold, final_gate=True), space, fold.discovery.build_sd)
     return PlanRecord(
         run=fold.run.run,
         round=number,
         stage="final",
         pick=chosen.candidate if chosen else None,
         pick_gain=chosen.gain if chosen else None,
-        reason=done,
+        reason=answer.reason if isinstance(answer, Done) else "",
     )
+
+
+def _proposals(fold: Fold, space: Space, carried: Sequence[PlannedTrial]) -> tuple[Proposal, ...] | Done:
+    budget = _budget(fold)
+    if budget.left == 0:
+        return Done(f"the budget of {budget.trials} trials is used up")
+    if not fold.plans and (wished := start_with(fold.run.inputs, space)):
+        return wished[: budget.next_round]
+    pending = [trial.candidate for trial in carried]
+    return strategy_of(fold.run.inputs).next_round(space, observations(fold), budget, fold.run.seed, pending)
+
+
+def start_with(inputs: RunInputs, space: Space) -> tuple[Proposal, ...]:
+    """The routes that the user wants to see first, as the first round. Raises InputError naming the one that is no route."""
+    routes = (parse_route(text, space.knobs, f"search.startWith[{k}]") for k, text in enumerate(inputs.search.start_with))
+    distinct = dict.fromkeys(str(route) for route in routes if str(route))
+    return tuple(Proposal(Candidate(variant=space.base, route=text), "asked for by search.startWith") for text in distinct)
 
 
 def observations(fold: Fold, *, final_gate: bool = False) -> tuple[Observation, ...]:

@@ -54,7 +54,9 @@ class Full:
 
     def _checked_count(self, axes: Sequence[Sequence[Flip | None]], budget: Budget) -> int:
         count = math.prod(len(axis) for axis in axes)
-        if count > budget.trials + 1 and not self.sample:  # one of them may be the baseline, which discover built
+        # One of them may be the baseline, which discover built. Once trials are planned, a budget that shrinks with the time that
+        # they took must end the search, not refuse it.
+        if count > budget.trials + 1 and not self.sample and not budget.spent:
             shown = str(count) if count < 10**9 else f"about 10^{math.log10(count):.0f}"
             raise SpaceTooLarge(
                 f"search: {self.name} has {shown} candidates, the budget is {budget.trials} trials; "

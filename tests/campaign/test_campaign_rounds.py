@@ -1,0 +1,179 @@
+"""Plans, seals and the pick: pure functions of the sealed results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from campaign_records import discovery_record, result_record, run_record
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner_job.api.base import InputError, digest_of
+from tuner_job.api.messages import PlannedTrial, PlanRecord, ResultRecord, RunRecord, own_first
+from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.rounds import Fold, first_plan, next_plan, seal, space_of
+
+Answer = Callable[[RunRecord, PlannedTrial], ResultRecord | None]
+
+
+def play(run: RunRecord, answer: Answer, *, most_rounds: int = 60) -> tuple[Fold, PlanRecord]:
+    """Run all explore rounds; a trial whose answer is None is left without a result."""
+    discovery = discovery_record(run)
+    fold, plan = Fold(run, discovery, (), (), {}), first_plan(run, discovery)
+    for _ in range(most_rounds):
+        if plan.stage == "final":
+            return fold, plan
+        results = {t.trial: r for t in plan.trials if (r := answer(run, t)) is not None}
+        sealed = seal(run, plan, {trial: digest_of(r.to_json()) for trial, r in results.items()})
+        fold = Fold(run, discovery, (*fold.plans, plan), (*fold.seals, sealed), {**fold.results, **results})
+        plan = next_plan(fold, out_of_time=False)
+    raise AssertionError("exploring does not end")
+
+
+def faster(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
+    return result_record(run, planned, {"-k2=off": 0.8, "-k5=off": 0.9, "-k1=off": 1.3})
+
+
+def test_every_round_is_dealt_into_shards_and_steals_the_others_last() -> None:
+    run = run_record(shards=3)
+    plan = first_plan(run, discovery_record(run))
+    assert {trial.shard for trial in plan.trials} == {0, 1, 2}
+    order = list(own_first(plan.trials, 1, 3))
+    own = [trial for trial in plan.trials if trial.shard == 1]
+    assert order[: len(own)] == own
+    assert sorted(t.trial for t in order) == sorted(t.trial for t in plan.trials)
+    assert order[len(own)].trial == max(t.trial for t in plan.trials if t.shard != 1)
+
+
+@pytest.mark.parametrize("strategy", ["OneAtATime", "Mixed", "Full", "Adaptive"])
+def test_two_planners_write_the_same_bytes(strategy: str) -> None:
+    run = run_record(strategy, max_trials=12, options={"sample": "true"} if strategy == "Full" else {})
+    if strategy == "Full":
+        run = run_record("Expression", expression="-k0=[on|off] -k1=[on|off]")
+    fold, final = play(run, faster)
+    for count in range(len(fold.seals) + 1):
+        part = Fold(run, fold.discovery, fold.plans[:count], fold.seals[:count], fold.results)
+        again = Fold(run, discovery_record(run), fold.plans[:count], fold.seals[:count], dict(reversed(fold.results.items())))
+        one, other = next_plan(part, out_of_time=False), next_plan(again, out_of_time=False)
+        assert one.to_json() == other.to_json()
+    assert final.stage == "final"
+
+
+def test_the_fastest_feasible_route_is_picked_for_the_final() -> None:
+    _, final = play(run_record("OneAtATime"), faster)
+    assert final.pick is not None
+    assert final.pick.route == "-k2=off"
+    assert final.pick_gain == pytest.approx(0.2, abs=0.02)
+
+
+def test_nothing_is_picked_when_nothing_is_faster() -> None:
+    _, final = play(run_record("OneAtATime"), lambda run, t: result_record(run, t, {f"-k{i}=off": 1.1 for i in range(8)}))
+    assert final.pick is None
+
+
+def test_a_route_that_passes_screening_but_not_the_final_threshold_is_not_picked() -> None:
+    def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
+        return result_record(
+            run, planned, {"-k2=off": 0.8, "-k5=off": 0.9}, loss=0.02 if "-k2" in planned.candidate.route else 0.0
+        )
+
+    _, final = play(run_record("OneAtATime", threshold=0.01), answer)
+    assert final.pick is not None
+    assert final.pick.route == "-k5=off"
+
+
+def test_all_failed_ends_with_nothing_to_prove() -> None:
+    _, final = play(run_record("Adaptive", max_trials=10), lambda run, t: result_record(run, t, outcome=Outcome.CRASHED))
+    assert final.stage == "final"
+    assert final.pick is None
+
+
+def test_routes_to_start_with_are_the_first_trials() -> None:
+    run = run_record("OneAtATime", start_with=("-k3=off -k4=off", "-k1=off"))
+    plan = first_plan(run, discovery_record(run))
+    assert [t.candidate.route for t in plan.trials[:2]] == ["-k3=off -k4=off", "-k1=off"]
+    fold, _ = play(run, faster)
+    routes = [t.candidate.route for p in fold.plans for t in p.trials]
+    assert len(routes) == len(set(routes)), "a route that was started with is not tried again"
+
+
+def test_a_route_to_start_with_that_is_no_route_is_refused() -> None:
+    run = run_record("OneAtATime", start_with=("-k33=off",))
+    with pytest.raises(InputError, match=r"search\.startWith.*-k33"):
+        first_plan(run, discovery_record(run))
+
+
+def test_trials_without_a_result_at_the_deadline_are_carried_over_under_their_names() -> None:
+    run = run_record("Adaptive", max_trials=12)
+    discovery = discovery_record(run)
+    plan = first_plan(run, discovery)
+    late = plan.trials[0]
+    results = {t.trial: faster(run, t) for t in plan.trials[1:]}
+    sealed = seal(run, plan, {trial: digest_of(r.to_json()) for trial, r in results.items()})
+    assert sealed.carried_over == (late.trial,)
+    following = next_plan(Fold(run, discovery, (plan,), (sealed,), results), out_of_time=False)
+    assert following.trials[0] == late
+    assert late.candidate.id not in {t.candidate.id for t in following.trials[1:] if t.repeat == 0}
+
+
+def test_out_of_time_goes_to_the_final_with_what_is_known() -> None:
+    run = run_record("OneAtATime")
+    discovery = discovery_record(run)
+    plan = first_plan(run, discovery)
+    results = {t.trial: faster(run, t) for t in plan.trials if "-k5" in t.candidate.route}
+    sealed = seal(run, plan, {trial: digest_of(r.to_json()) for trial, r in results.items()})
+    final = next_plan(Fold(run, discovery, (plan,), (sealed,), results), out_of_time=True)
+    assert final.stage == "final"
+    assert "deadline" in final.reason
+    assert final.pick is not None
+    assert final.pick.route == "-k5=off"
+
+
+def test_a_device_time_budget_keeps_the_finals_share_back() -> None:
+    # 4 pilot builds and 15 final builds of 2 s each leave 22 s: 11 trials of 2 s
+    run = run_record(
+        "Expression",
+        expression=" ".join(f"-k{i}=[on|off]" for i in range(5)),
+        device_seconds=60.0,
+        max_trials=32,
+        options={"sample": "true"},
+    )
+    fold, final = play(run, faster)
+    assert sum(len(plan.trials) for plan in fold.plans) == 11
+    assert "budget" in final.reason
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    strategy=st.sampled_from(["OneAtATime", "Mixed", "Adaptive"]),
+    trials=st.integers(1, 24),
+    shards=st.integers(1, 5),
+    outcomes=st.lists(st.sampled_from([*Outcome, None]), min_size=1, max_size=12),
+)
+def test_exploring_ends_within_its_budget_and_repeats_nothing_unplanned(
+    strategy: str, trials: int, shards: int, outcomes: list[Outcome | None]
+) -> None:
+    run = run_record(strategy, shards=shards, max_trials=trials)
+    asked: dict[str, int] = {}
+
+    def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord | None:
+        asked[planned.trial] = asked.get(planned.trial, 0) + 1
+        outcome = outcomes[sum(map(ord, planned.trial)) % len(outcomes)]
+        if outcome is None and asked[planned.trial] == 1:
+            return None  # not in time for its round; it is carried over
+        return result_record(run, planned, {"-k2=off": 0.8}, outcome=outcome or Outcome.FEASIBLE)
+
+    fold, final = play(run, answer)
+    planned = {t.trial: t for plan in fold.plans for t in plan.trials}
+    assert len(planned) <= trials
+    assert final.stage == "final"
+    builds = [(t.candidate.id, t.repeat) for t in planned.values()]
+    assert len(builds) == len(set(builds))
+    assert {item.trial for sealed in fold.seals for item in sealed.folded} == set(planned), "every planned trial ends"
+
+
+def test_a_misspelt_knob_is_answered_with_the_nearest_name() -> None:
+    run = run_record("OneAtATime", include=("-kk7",))
+    with pytest.raises(InputError, match=r"-kk7.*did you mean.*-k7|-kk7.*nearest.*-k7"):
+        space_of(run.inputs, discovery_record(run).knobs)
