@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from tuner_job.api.base import InputError
 from tuner_job.api.conditions import Condition, ConditionType, Reason, with_condition
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -45,3 +46,8 @@ def test_every_type_and_reason_fits_a_condition() -> None:
     for kind in ConditionType:
         for reason in Reason:
             with_condition((), kind, True, reason, "", generation=0, now=NOON)
+
+
+def test_the_reason_of_any_error_fits_a_condition() -> None:
+    (condition,) = ready((), False, InputError("x", reason="StoreNotConditional").reason, 0)
+    assert condition.reason == "StoreNotConditional"

@@ -94,7 +94,8 @@ def test_the_full_file_sets_every_field_that_can_be_set_at_once() -> None:
         ),
         (
             ("  storeRef", "  objective: {minImprovement: 0.02}\n  storeRef"),
-            'job.yaml:12: TuningJob magika: spec.objective.minImprovement: 0.02 is a number, but text is wanted; write "0.02" in quotes',
+            "job.yaml:12: TuningJob magika: spec.objective.minImprovement: "
+            '0.02 is a number, but text is wanted; write "0.02" in quotes',
         ),
         (
             ("  storeRef", "  budget:\n  storeRef"),

@@ -26,7 +26,7 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Stable words: part of the API, also used as metric labels. A closed set."""
+    """Stable words, part of the API and used as metric labels. Errors add theirs: `TrtfleetError.reason`."""
 
     # progress
     QUEUED = "Queued"
@@ -71,6 +71,9 @@ class Reason(StrEnum):
     INPUTS_CHANGED = "InputsChanged"
 
 
+ReasonWord = Annotated[str, Field(min_length=1, max_length=32, pattern="^[A-Za-z]+$")]
+
+
 class Condition(Spec):
     """One observation of a resource, as Kubernetes writes it."""
 
@@ -78,8 +81,8 @@ class Condition(Spec):
     """What is observed (`Ready`), at most 32 letters."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
-    reason: Annotated[str, Field(min_length=1, max_length=48, pattern="^[A-Za-z]+$")]
-    """Why, as one stable CamelCase word of at most 48 letters."""
+    reason: ReasonWord
+    """Why, as one stable CamelCase word of at most 32 letters."""
     message: Annotated[str, Field(max_length=192)]
     """Why, for people; at most 192 characters."""
     last_transition_time: Time
@@ -96,13 +99,15 @@ def with_condition(
     conditions: Sequence[Condition],
     kind: ConditionType,
     status: bool | None,
-    reason: Reason,
+    reason: str,
     message: str,
     *,
     generation: int,
     now: datetime,
 ) -> tuple[Condition, ...]:
     """The conditions with one set, in their old order. `lastTransitionTime` moves only if `status` does.
+
+    `reason` is a Reason or the `reason` of a TrtfleetError.
 
     A longer message is cut to 192 characters.
     """
@@ -113,7 +118,7 @@ def with_condition(
     after = Condition(
         type=kind.value,
         status=word,
-        reason=reason.value,
+        reason=str(reason),
         message=line if len(line) <= 192 else line[:191] + "…",
         last_transition_time=at,
         observed_generation=generation,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tuner_job.api.conditions import Conditions, Reason, TargetConditions
+from tuner_job.api.conditions import Conditions, ReasonWord, TargetConditions
 from tuner_job.api.resource import ContentDigest, DottedName, Keyed, Name, Spec, Time
 
 Count = Annotated[int, Field(ge=0)]
@@ -42,8 +42,8 @@ class PastRun(Spec):
     """20 hex digits."""
     trigger: Annotated[str, Field(max_length=24)]
     """Why it was started, at most 24 characters."""
-    reason: Reason
-    """How it ended."""
+    reason: ReasonWord
+    """How it ended, as one stable CamelCase word of at most 32 letters."""
     finished_time: Time
     """When it ended (RFC 3339, UTC)."""
 
