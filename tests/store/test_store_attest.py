@@ -155,6 +155,9 @@ class TestEnvelope:
             b'{"payload": "", "payloadType": "x", "signatures": [{"sig": "", "sig": "AAAA"}]}',
             b"[" * 100_000,
             seal(b"x", [SIGNER]) + b"{}",
+            b'{"payload": "", "payloadType": "\\ud800", "signatures": [{"sig": ""}]}',
+            b'{"payload": "", "payloadType": "x", "signatures": [{"sig": ' + b"1" * 10_000 + b"}]}",
+            '{"payload": "", "payloadType": "x", "signatures": [{"sig": ""}]}'.encode("utf-16"),
         ],
     )
     def test_what_is_no_envelope_is_refused(self, data: bytes) -> None:
@@ -164,6 +167,22 @@ class TestEnvelope:
         one = Signature(sig="AAAA")
         with pytest.raises(ValueError, match="signatures"):
             Envelope(payload="", payload_type="x", signatures=(one,) * 17)
+
+    @pytest.mark.parametrize("signer", [SIGNER, OTHER])
+    @pytest.mark.parametrize("raw", [b"", b"\0", b"\0" * 64, b"\x30\x06\x02\x01\x00\x02\x01\x00", b"x" * 5_000])
+    def test_a_signature_of_any_shape_but_the_right_one_is_invalid(self, signer: Signer, raw: bytes) -> None:
+        fake = [{"keyid": signer.key_id, "sig": base64.b64encode(raw).decode()}]
+        assert (
+            failure(altered(seal(b"payload", [signer]), signatures=fake), TrustRoot([signer.public])) == Failure.SIGNATURE_INVALID
+        )
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)), st.text(max_size=20), st.text(max_size=20))
+    def test_arbitrary_content_only_ever_fails_verification(self, data: bytes, payload: str, kind: str) -> None:
+        shaped = json.dumps({"payload": payload, "payloadType": kind, "signatures": [{"keyid": kind, "sig": payload}]}).encode()
+        for bundle in (data, shaped, shaped + b"\n" + data, seal(data, [SIGNER])):
+            with pytest.raises(VerificationFailed):
+                check(bundle, DIGEST, TRUST, "here")
 
     @settings(max_examples=150, deadline=None)
     @given(st.data())

@@ -158,21 +158,21 @@ def races(data: st.DataObject, store: ObjectStore, phases: int) -> None:
         verify(store, NAME, TRUST)
 
 
-@settings(max_examples=80, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_interleaving_or_crash_leaves_a_pointer_to_something_that_is_not_there(data: st.DataObject) -> None:
     with memory() as store:
         races(data, store, phases=3)
 
 
-@settings(max_examples=5, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_same_holds_in_a_folder(data: st.DataObject) -> None:
     with folder() as store:
         races(data, store, phases=2)
 
 
-@settings(max_examples=60, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(
     crashes=st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=2, max_size=3),
     schedule=SCHEDULE,
@@ -225,7 +225,7 @@ def test_a_publisher_that_dies_at_any_operation_leaves_the_old_pointer_or_the_ne
 
 def splits() -> Iterator[list[int]]:
     """Actor 0 up to each of its operations, then all of actor 1, then the rest; and the other way round."""
-    for stop in range(0, 36, 2):
+    for stop in range(0, 36, 3):
         yield [0] * stop + [1] * 200
         yield [1] * stop + [0] * 200
 

@@ -484,7 +484,7 @@ class PointerEntry(Model):
     run: RunId
     at: str
     why: str
-    """published, rollback, promoted."""
+    """published, promoted, rollback, pinned, or held (came while pinned; never served)."""
 
 
 class PointerRecord(Record):

@@ -100,6 +100,8 @@ def publish(
 def promote(store: ObjectStore, approved: Digest, trust: TrustRoot, *, owner: Owner, target: str | None = None) -> PointerRecord:
     """Move the pointer to an approved manifest of `owner` that is attested under `trust`. Repeating it changes nothing.
 
+    An approval is somebody's word: unlike a publication it also undoes a rollback, so withdraw it before rolling back.
+
     Raises VerificationFailed, pointers.PointerRefused.
     """
     attested(store, approved, trust)

@@ -68,7 +68,7 @@ def verify(
     """Check what a pointer, or a manifest named by digest, stands for. Raises VerificationFailed.
 
     The engine is downloaded into a temporary folder under `scratch` and hashed; with `hash_engine` off, as in the operator,
-    which streams no engines, only its presence and size are seen.
+    which streams no engines, only its presence and size are seen. Raises InputError if the folder has no room for it.
     """
     verified = _signed(store, what, trust, expect)
     if not hash_engine:
@@ -79,8 +79,14 @@ def verify(
         if info.size != verified.engine.size:
             raise _engine_altered(key, f"it has {info.size} bytes, not {verified.engine.size}")
         return verified
-    with tempfile.TemporaryDirectory(prefix="trtfleet-verify-", dir=scratch) as folder:
-        _download(store, verified.engine, Path(folder, "engine"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="trtfleet-verify-", dir=scratch) as folder:
+            _download(store, verified.engine, Path(folder, "engine"))
+    except OSError as error:
+        where = scratch or tempfile.gettempdir()
+        raise InputError(
+            f"{where}: no place for an engine of {verified.engine.size} bytes: {error.strerror}; set TMPDIR"
+        ) from None
     return _checked(verified)
 
 
