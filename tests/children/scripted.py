@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -153,16 +154,6 @@ def huge_report() -> None:
     os._exit(0)
 
 
-def fifo_report() -> None:
-    os.mkfifo(scratch() / REPORT_FILE)
-    os._exit(0)
-
-
-def link_report() -> None:
-    os.symlink("/dev/zero", scratch() / REPORT_FILE)
-    os._exit(0)
-
-
 def fill_scratch() -> None:
     for number in range(64):
         (scratch() / f"junk-{number}").write_bytes(os.urandom(MiB))
@@ -219,9 +210,7 @@ def note_surroundings() -> None:
 ACTIONS = {
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
-    "illegal": lambda: os.kill(os.getpid(), signal.SIGILL),
     "bus": lambda: os.kill(os.getpid(), signal.SIGBUS),
-    "fpe": lambda: os.kill(os.getpid(), signal.SIGFPE),
     "exit0": lambda: os._exit(0),
     "exit3": lambda: os._exit(3),
     "hang": hang,
@@ -238,19 +227,15 @@ ACTIONS = {
     "shout": shout,
     "garbage": garbage,
     "truncatedReport": lambda: write_report(b'{"status":"ok","losses":{"sam'),
-    "nanReport": lambda: write_report(b'{"status":"ok","seconds":{"build":NaN}}'),
-    "strangeReport": lambda: write_report(b'{"status":"splendid"}'),
-    "deepReport": lambda: write_report(b"[" * 1_000_000),
     "emptyOkReport": lambda: write_report(b'{"status":"ok"}'),
     "hugeReport": huge_report,
-    "fifoReport": fifo_report,
-    "linkReport": link_report,
     "killGroup": lambda: os.killpg(0, signal.SIGKILL),
     "killParent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "fillScratch": fill_scratch,
     "fillFileSystem": fill_file_system,
     "oneLargeFile": one_large_file,
     "nastyFolders": nasty_folders,
+    "removeFolder": lambda: shutil.rmtree(scratch()),
     "noSpace": lambda: Path("/dev/full").write_bytes(b"x"),
     "noteSurroundings": note_surroundings,
     "refuse": lambda: raise_(BuildRefused("no tactic\nfor this layer")),

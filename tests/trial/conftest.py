@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from trial_helpers import COMMAND, QUICK
 
 from tuner_job.accuracy.references import Sample, save
-from tuner_job.api.child import ChildRequest, Limits, MeasureSettings, Phase, ShapeCase
+from tuner_job.api.child import ChildRequest, Limits, Phase, ShapeCase
 from tuner_job.api.measurement import Candidate
-from tuner_job.trial import cgroup, processes
+from tuner_job.trial import processes
 from tuner_job.trial.supervisor import Supervisor
-
-CHILDREN = Path(__file__).parent.parent / "children"
-COMMAND = (sys.executable, str(CHILDREN / "scripted.py"))
-QUICK = MeasureSettings(sessions=2, session_seconds=0.001, session_samples=3, warmup_seconds=0.0, warmup_limit_seconds=0.5)
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def supervisor(root: Path, notes: Path) -> Iterator[Supervisor]:
-    """Checks, when the test is over, that no process, descriptor, folder or cgroup of its children is left."""
+    """Checks, when the test is over, that no process, descriptor or folder of its children is left."""
     descriptors = set(os.listdir("/proc/self/fd"))
     with Supervisor(root, command=COMMAND, grace_seconds=1.0, extra_environment={"NOTES": str(notes)}) as made:
         yield made
@@ -52,8 +48,6 @@ def supervisor(root: Path, notes: Path) -> Iterator[Supervisor]:
     assert processes.marked(f"NOTES={notes}") == []
     assert set(os.listdir("/proc/self/fd")) <= descriptors
     assert list(root.iterdir()) == []
-    own = cgroup.own()
-    assert own is None or list(own.glob(f"trtfleet-trial-*-{os.getpid()}")) == []
 
 
 @pytest.fixture
@@ -80,7 +74,3 @@ def request_for(references: Path) -> Callable[..., ChildRequest]:
 def limits() -> Limits:
     """Generous, for a loaded machine; tests lower the one that they are about."""
     return Limits(phase_seconds=dict.fromkeys(Phase, 60.0))
-
-
-def hurried(limits: Limits, phase: Phase, seconds: float = 0.3) -> Limits:
-    return limits.model_copy(update={"phase_seconds": {**limits.phase_seconds, phase: seconds}})

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from conftest import QUICK, hurried
 from onnx import TensorProto, helper, numpy_helper
+from trial_helpers import QUICK, hurried
 
 from tuner_job.api.child import REPORT_FILE, REQUEST_FILE, ChildReport, ChildRequest, Phase, ShapeCase
 from tuner_job.api.outcome import Outcome

@@ -18,6 +18,7 @@ from tuner_job.trial import cgroup, processes
 from tuner_job.trial.capture import Capture
 from tuner_job.trial.ending import Cause, Evidence, judge
 from tuner_job.trial.environment import SCRATCH_VARIABLE, child_environment, steering
+from tuner_job.trial.leavings import read_report
 from tuner_job.trial.scratch import Scratch, sweep
 
 BASE = {
@@ -95,7 +96,7 @@ def evidence(**changes: object) -> Evidence:
         ({"exit_code": -9}, Outcome.INFRASTRUCTURE),
         ({"exit_code": -9, "oom_kills": 1}, Outcome.OUT_OF_MEMORY),
         ({"exit_code": 1, "oom_kills": 1}, Outcome.OUT_OF_MEMORY),
-        ({"exit_code": -15}, Outcome.CRASHED),
+        *(({"exit_code": -number}, Outcome.CRASHED) for number in (4, 6, 7, 8, 11, 15, 25)),
         ({"exit_code": -64}, Outcome.CRASHED),
         ({"exit_code": None}, Outcome.INFRASTRUCTURE),
         *(({"exit_code": -9, "cause": cause, "oom_kills": 1}, cause.value[0]) for cause in Cause),
@@ -104,6 +105,37 @@ def evidence(**changes: object) -> Evidence:
 def test_evidence_becomes_an_outcome(changes, outcome):
     verdict = judge(evidence(**changes))
     assert verdict.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "cannot be used"),
+        (b"\xff\xfe", "cannot be used"),
+        (b'{"status":"ok","losses":{"sam', "cannot be used"),
+        (b'{"status":"ok","seconds":{"build":NaN}}', "seconds.build: Input should be a finite number"),
+        (b'{"status":"ok","seconds":{"build":1e999}}', "seconds.build: Input should be a finite number"),
+        (b'{"status":"splendid"}', "status: Input should be 'ok'"),
+        (b'{"status":"ok","extra":1}', "extra: Extra inputs are not permitted"),
+        (b"[" * 1_000_000, "cannot be used"),
+    ],
+)
+def test_a_report_that_is_none_is_named(tmp_path, data, problem):
+    (tmp_path / "report.json").write_bytes(data)
+    report, why = read_report(tmp_path / "report.json")
+    assert report is None
+    assert problem in why
+    assert len(why) <= 500
+
+
+def test_a_report_that_is_no_file_is_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    assert read_report(tmp_path / "fifo") == (None, "its report is not a regular file")
+    assert read_report(tmp_path / "folder") == (None, "its report is not a regular file")
+    assert read_report(tmp_path / "link")[1].startswith("its report cannot be opened")
+    assert read_report(tmp_path / "absent") == (None, "left no report")
 
 
 def test_problems_of_the_losses_are_the_reason():

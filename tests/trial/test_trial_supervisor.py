@@ -11,14 +11,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import CHILDREN, COMMAND, hurried
+from trial_helpers import CHILDREN, COMMAND, hurried
 
 from tuner_job.accuracy import references as reference_files
 from tuner_job.api.base import InputError
 from tuner_job.api.child import Phase
 from tuner_job.api.outcome import Outcome
 from tuner_job.api.tensors import TensorSpec
-from tuner_job.trial import processes
+from tuner_job.trial import cgroup, processes
 from tuner_job.trial.scratch import sweep
 from tuner_job.trial.supervisor import Supervisor
 
@@ -44,6 +44,20 @@ def test_a_child_gets_a_clean_environment_session_and_descriptors(supervisor, re
     assert set(seen["fds"]) <= {0, 1, 2, 3, 4}, "4 is the listing itself"
     assert seen["cpus"] == 1
     assert seen["mask"] == []
+
+
+def test_a_childs_cgroup_goes_with_it(supervisor, request_for, limits):
+    groups = []
+
+    def look(phase):
+        groups.extend(cgroup.path_of(path.name) for path in supervisor._root.iterdir())
+        assert str(processes.family()[0].pid) in (groups[0] / "cgroup.procs").read_text().split()
+
+    if cgroup.own() is None or not os.access(cgroup.own(), os.W_OK):
+        pytest.skip("no cgroup 2 that this process may divide")
+    supervisor.run(request_for(build="forkBomb"), limits.model_copy(update={"processes": 50}), on_phase=look)
+    assert len(groups) == 1
+    assert not groups[0].exists()
 
 
 def test_a_build_is_a_trial_without_timing(supervisor, request_for, limits):

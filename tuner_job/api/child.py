@@ -75,8 +75,8 @@ class Limits(Model):
     """Resident memory of the child and all its descendants, shared pages counted once."""
     disk_bytes: int | None = None
     """Size of its scratch folder."""
-    processes: int | None = 256
-    """Processes and threads."""
+    processes: int | None = 4096
+    """Processes and threads: stops fork bombs, and lies far above what the thread pools of many sessions on many cores need."""
     cpus: float | None = None
     log_bytes: int = 1 << 20
     """Captured output: the first and last half of this are kept."""

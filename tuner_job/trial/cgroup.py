@@ -49,12 +49,17 @@ def oom_kills(group: Path | None) -> int:
     return 0
 
 
+def path_of(name: str) -> Path | None:
+    """Where `create` puts the group of that name, whether it is there or not; None without cgroup 2."""
+    parent = own()
+    return None if parent is None else parent / f"{_PREFIX}{name}"
+
+
 def create(name: str, limits: Limits, pid: int) -> Path | None:
     """A group below our own with as many of the limits as it can hold, and `pid` in it; None where that is not allowed."""
-    parent = own()
-    if parent is None:
+    group = path_of(name)
+    if group is None:
         return None
-    group = parent / f"{_PREFIX}{name}"
     try:
         group.mkdir()
         (group / "cgroup.procs").write_text(str(pid))
@@ -82,15 +87,15 @@ def kill(group: Path | None) -> None:
         _set(group / "cgroup.kill", "1")
 
 
-def remove(name: str, patience: float = 1.0) -> None:
-    """Take the group away. The kernel says busy for a moment after its last process was reaped."""
-    parent = own()
-    if parent is None:
+def remove(name: str, patience: float = 5.0) -> None:
+    """Take the group away. The kernel says busy until its last process is gone, and for a moment longer."""
+    group = path_of(name)
+    if group is None:
         return
     deadline = time.monotonic() + patience
     while True:
         try:
-            os.rmdir(parent / f"{_PREFIX}{name}")
+            os.rmdir(group)
         except FileNotFoundError:
             return
         except OSError:

@@ -48,7 +48,7 @@ class Scratch:
 
     def is_full(self) -> bool:
         """Whether the file system has no space or no inodes left (`f_files` is 0 where inodes are not counted)."""
-        usage = os.statvfs(self.path)
+        usage = os.fstatvfs(self._lock)  # the folder itself may be gone
         return usage.f_bavail * usage.f_frsize < _FULL_BELOW or (usage.f_files > 0 and usage.f_favail == 0)
 
     def remove(self) -> None:
@@ -75,6 +75,7 @@ def sweep(root: Path) -> list[Path]:
             else:
                 for process in processes.marked(f"{SCRATCH_VARIABLE}={path}"):
                     processes.send(process, signal.SIGKILL)
+                cgroup.kill(cgroup.path_of(path.name))
                 cgroup.remove(path.name)
                 _remove(path)
                 swept.append(path)
