@@ -21,7 +21,7 @@ from tuner_job.api.child import ShapeCase
 from tuner_job.api.measurement import Candidate
 from tuner_job.backends.onnxruntime import OnnxRuntimeBackend
 from tuner_job.backends.onnxruntime.archive import SessionFile, is_inside, pack, unpack
-from tuner_job.backends.onnxruntime.build import build_engine, external_files
+from tuner_job.backends.onnxruntime.build import _copies_between_devices, build_engine, external_files
 from tuner_job.backends.onnxruntime.errors import one_line
 from tuner_job.backends.onnxruntime.fingerprint import graph_digest
 from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings, SessionSettings
@@ -302,3 +302,8 @@ def test_messages_lose_source_locations():
     )
     assert one_line(RuntimeError(text)) == "Exception during initialization: Order is not enabled."
     assert len(one_line(RuntimeError("x" * 5000))) <= 400
+
+
+def test_a_saved_graph_with_copies_between_devices_is_seen(tmp_path):
+    assert not _copies_between_devices(conv_net(tmp_path / "plain.onnx"))
+    assert _copies_between_devices(relu(tmp_path / "copies.onnx", op="MemcpyToHost"))

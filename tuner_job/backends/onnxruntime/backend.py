@@ -39,7 +39,7 @@ class OnnxRuntimeBackend:
     def versions(self) -> dict[str, str]:
         versions = {"onnxruntime": ort.__version__}
         if self._device == "GPU":
-            versions["cuda"] = cuda.driver().version()
+            versions |= {"cuda": getattr(ort, "cuda_version", ""), "cudnn": cuda.cudnn_version()}
         return versions
 
     def knob_list(self) -> str:

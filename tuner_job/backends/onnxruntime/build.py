@@ -35,7 +35,7 @@ def build_engine(
     """Write the engine file; returns its fingerprint. Raises BuildRefused or BadModel.
 
     The optimised model is saved and loads with every optimizer off. Where ONNX Runtime cannot save or reload it (nodes that a
-    provider compiled, layouts that only exist in memory), the engine holds the source model and optimises it when loaded.
+    provider compiled, copies between devices), the engine holds the source model and optimises it when loaded.
     """
     data = external_files(model)
     with tempfile.TemporaryDirectory(prefix="ort-build-") as scratch:
@@ -82,11 +82,22 @@ def _optimise(
         return _Saved(open_session(model, settings.load, settings.graph, device, cores), reloads=False)
     saved = _Saved(session, reloads=True)
     del session  # free its memory before the second one
+    if device == "GPU" and _copies_between_devices(target):
+        saved.reloads = False
+        return saved
     try:
         open_session(target, settings.load, None, device, cores)
     except BUILD_ERRORS:
         saved.reloads = False
     return saved
+
+
+def _copies_between_devices(model: Path) -> bool:
+    """Whether a saved model has ONNX Runtime's own copy nodes. A new session adds its own as well: names collide, or it copies
+    more than the session that was saved (microsoft/onnxruntime#11348, #17837)."""
+    return any(
+        node.op_type in ("MemcpyFromHost", "MemcpyToHost") for node in onnx.load(str(model), load_external_data=False).graph.node
+    )
 
 
 def _failure(

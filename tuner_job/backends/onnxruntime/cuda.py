@@ -65,12 +65,6 @@ class Driver:
         self.call("cuDeviceGetPCIBusId", text, c_int(32), self._device)
         return text.value.decode()
 
-    def version(self) -> str:
-        """The newest CUDA version that the driver supports, as `13.0`."""
-        value = c_int()
-        self.call("cuDriverGetVersion", byref(value))
-        return f"{value.value // 1000}.{value.value % 1000 // 10}"
-
 
 class Stream:
     """A stream with one pair of events, for the rest of the process. `handle` goes to ONNX Runtime as `user_compute_stream`."""
@@ -150,6 +144,15 @@ class Nvml:
         text = ctypes.create_string_buffer(96)
         self._call("nvmlDeviceGetName", handle, text, c_uint(96))
         return text.value.decode()
+
+
+def cudnn_version() -> str:
+    """Version of the cuDNN that this process uses (`9.12.0`), or "" where there is none."""
+    try:
+        number = int(ctypes.CDLL("libcudnn.so.9").cudnnGetVersion())
+    except OSError:
+        return ""
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 @lru_cache(maxsize=1)
