@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from api_resources import changed, full, minimal, text
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tuner_job.api.base import InputError
 from tuner_job.api.documents import Documents, InvalidDocuments, load_documents, parse_resource
@@ -185,6 +189,8 @@ def test_dates_stay_text() -> None:
         ("hello", "not a resource"),
         ("a: !!python/object/apply:os.system [x]", "is not supported"),
         ("a: !secret x", "is not supported"),
+        ("a: !!float e5", "read differently"),
+        ("a: !!int ''", "read differently"),
         ("a: &x {b: c}\nd: {<<: *x}", "`<<` is not supported"),
         ("a: &x [*x]", "an alias inside its own anchor"),
         ("? [a]\n: b", "name must be text"),
@@ -242,3 +248,36 @@ def test_what_an_api_server_adds_to_an_object_is_no_mistake() -> None:
         "ownerReferences": [{"kind": "Fleet", "controller": True}],
     }
     assert parse_resource(obj, "api").metadata.generation == 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, len(MINIMAL)),
+    st.integers(0, 30),
+    st.one_of(
+        st.text(max_size=20),
+        st.sampled_from(
+            [
+                "- ",
+                "? ",
+                ": ",
+                "&a ",
+                "*a",
+                "!!int ",
+                "!!float x",
+                "<<: {}",
+                "%YAML 9.9\n",
+                "---\n",
+                "...",
+                "|\n",
+                "{",
+                "]",
+                "=",
+                "0o7",
+            ]
+        ),
+    ),
+)
+def test_any_edit_of_a_file_gives_resources_or_an_input_error(at: int, cut: int, inserted: str) -> None:
+    with contextlib.suppress(InputError):
+        assert isinstance(load_documents(MINIMAL[:at] + inserted + MINIMAL[at + cut :], "job.yaml"), Documents)

@@ -150,7 +150,7 @@ class _Reader:
         if tag == "int" and _INTEGER.match(text):
             return int(text)
         if tag in ("int", "float") or (plain and tag == "str" and _NUMBER.match(text)):
-            if _DECIMAL.match(text) and math.isfinite(float(text)):
+            if _NUMBER.match(text) and _DECIMAL.match(text) and math.isfinite(float(text)):
                 return float(text)
             self._mistake(node, path, f'`{text}` is a number that parsers read differently; write "{text}" in quotes')
             return None
