@@ -307,3 +307,14 @@ def test_messages_lose_source_locations():
 def test_a_saved_graph_with_copies_between_devices_is_seen(tmp_path):
     assert not _copies_between_devices(conv_net(tmp_path / "plain.onnx"))
     assert _copies_between_devices(relu(tmp_path / "copies.onnx", op="MemcpyToHost"))
+
+
+def test_models_with_functions_of_their_own_keep_their_meaning_under_either_inlining(backend, tmp_path):
+    twice = h.make_function("acme", "Twice", ["a"], ["b"], [h.make_node("Add", ["a", "a"], ["b"])], [h.make_opsetid("", 17)])
+    graph = h.make_graph([h.make_node("Twice", ["x"], ["y"], domain="acme")], "g", [value("x", [3])], [value("y", [3])])
+    opsets = [h.make_opsetid("", 17), h.make_opsetid("acme", 1)]
+    model = h.make_model(graph, functions=[twice], opset_imports=opsets, ir_version=9)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    for route in ("", "-graph:function_inlining:disable=on"):
+        backend.build(tmp_path / "m.onnx", STATIC, Candidate(route=route), tmp_path / "e")
+        assert backend.load(tmp_path / "e").run({"x": np.arange(3, dtype=np.float32)})["y"].tolist() == [0, 2, 4]

@@ -153,7 +153,14 @@ def _graph_knobs(device: Literal["CPU", "GPU"]) -> Iterable[Knob]:
     yield _graph(
         "cast_chain_elimination", "optimization.enable_cast_chain_elimination", "Drop inner Casts of a chain; may change results."
     )
-    yield _graph("function_inlining:disable", "session.disable_aot_function_inlining", "Keep model-local functions whole.")
+    yield Knob(
+        "-graph:function_inlining:disable",
+        OFF_ON,
+        "off",
+        "load",  # as well as when building: a session that loads the saved model would inline what was kept
+        "session.disable_aot_function_inlining",
+        "Do not inline model-local functions before nodes are assigned to kernels.",
+    )
     yield _graph("qdq:disable", "session.disable_quant_qdq", "Run Q/DQ nodes as written instead of quantized operators.")
     yield _graph(
         "qdq:cleanup", "session.enable_quant_qdq_cleanup", "Remove Q/DQ pairs that no operator used; changes results slightly."
