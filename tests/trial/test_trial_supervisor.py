@@ -102,6 +102,13 @@ def test_engines_are_timed_together_on_one_clock(supervisor, request_for, limits
     assert end.report.timings["a"][0].sessions[0].at != end.report.timings["b"][0].sessions[0].at
 
 
+def test_paths_may_be_relative_to_the_supervisor(supervisor, request_for, limits, references, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = request_for("build").model_copy(update={"references": os.path.relpath(references), "output": "made"})
+    assert supervisor.run(request, limits).outcome is Outcome.FEASIBLE
+    assert (tmp_path / "made" / "engine").is_file()
+
+
 def test_an_output_folder_that_holds_something_is_refused(supervisor, request_for, limits, tmp_path):
     (tmp_path / "out").mkdir()
     assert supervisor.run(request_for("build", output=tmp_path / "out"), limits).outcome is Outcome.FEASIBLE

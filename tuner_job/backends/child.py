@@ -44,9 +44,7 @@ ENGINE_FILE = "engine"
 
 _PR_SET_PDEATHSIG = 1
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|out_of_memory|bad_alloc|failed to allocate memory|cannot allocate memory", re.IGNORECASE
-)
+_OUT_OF_MEMORY = re.compile(r"out[ _]?of[ _]?memory|bad_alloc|failed to allocate memory|cannot allocate memory", re.IGNORECASE)
 """How libraries word what Python would call MemoryError."""
 
 

@@ -155,7 +155,7 @@ class Supervisor:
         report: ChildReport | None = None
         try:
             output.mkdir()
-            child.begin(request.model_copy(update={"output": str(output)}), watch.limits)
+            child.begin(_for_child(request, output), watch.limits)
         except OSError as error:
             verdict = Verdict(Outcome.INFRASTRUCTURE, Phase.START, f"the request could not be written: {error}")
         else:
@@ -246,3 +246,19 @@ class Supervisor:
             self._spares.discard(spare.pid)
             processes.end_family(self._known())
             spare.close()
+
+
+def _for_child(request: ChildRequest, output: Path) -> ChildRequest:
+    """The child works in another folder, so every path becomes absolute."""
+
+    def absolute(path: str) -> str:
+        return os.path.abspath(path) if path else ""
+
+    return request.model_copy(
+        update={
+            "model": absolute(request.model),
+            "references": absolute(request.references),
+            "engines": {name: absolute(path) for name, path in request.engines.items()},
+            "output": str(output),
+        }
+    )
