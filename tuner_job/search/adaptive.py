@@ -31,6 +31,8 @@ _GROUP_FAILURES = 0.3
 _STACK_RISK = 0.35
 _NEW_PER_STACK = 3
 """Flips that never succeeded yet, in one drawn stack."""
+_NEEDLESS = 0.0005
+"""A flip whose expected gain (log units) is smaller only makes a route longer."""
 _DRAWS = 30
 """Draws before a share of the round is given up as exhausted."""
 _MOST_BUILDS = 4
@@ -151,7 +153,7 @@ class _Round:
     def _explore(self, count: int) -> list[Proposal]:
         """40 % stacks, 30 % neighbours of the incumbent, 20 % groups, 10 % rebuilds; what cannot be had goes to stacks."""
         found: list[Proposal] = []
-        kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.4, 0.3, 0.2, 0.1])]
+        kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.45, 0.3, 0.2, 0.05])]
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
         if groups := kinds.count(2):
             size = max(1, min(self.group, 4))
@@ -222,13 +224,13 @@ class _Round:
                     yield proposal
 
     def _final_stacks(self) -> Iterator[Proposal]:
-        effect, sd = self.post.fit.effect, np.sqrt(self.post.fit.variance)
-        best = self._best_stack(effect)
+        effect, sd = self.post.fit.effect, self.post.fit.samples.std(axis=0)
+        best = self._best_stack(np.where(effect < -_NEEDLESS, effect, 0.0))
         sure = sorted(best, key=lambda j: (round(float(effect[j] / (sd[j] + 1e-6)), 6), j))
         sizes = sorted(range(1, len(sure) + 1), key=lambda k: (round(self.post.predict(frozenset(sure[:k])), 6), k))
         nested = [frozenset(sure[:k]) for k in sizes if self.post.fit.live[sure[k - 1]] > 0.2]
         for leader in self.post.tried[:2]:
-            weak = sorted((j for j in leader.stack if effect[j] > -0.0005), key=lambda j: (-round(float(effect[j]), 9), j))
+            weak = sorted((j for j in leader.stack if effect[j] > -_NEEDLESS), key=lambda j: (-round(float(effect[j]), 9), j))
             if weak:
                 yield from self._propose(leader.stack - set(weak), f"a leader without its {len(weak)} flips that seem needless")
             for j in weak[:2]:
