@@ -434,7 +434,7 @@ def wait_for(condition: object, seconds: float = 30.0) -> None:
     raise AssertionError("it did not happen")
 
 
-TRIALS = [f"001-{n:05d}" for n in range(3)]
+TRIALS = [f"001-{n:05d}" for n in range(2)]
 
 
 @dataclass
@@ -457,43 +457,70 @@ class Fleet(RuleBasedStateMachine):
     def begin(self) -> None:
         self.clock = Clock()
         self.store = FaultyStore(ObjectStore.open(f"memory://fleet-{next(_names)}"))
-        self.slots: dict[int, Process | None] = dict.fromkeys(range(4))
         self.processes: dict[str, Process] = {}
         self.results: dict[str, bytes] = {}
-        self.takeovers: dict[tuple[str, int], float] = {}
+        self.waited: dict[tuple[str, int], float] = {}
+        """Trial, try → how long its successor had watched it."""
         self.watched: dict[tuple[str, str, int], float] = {}
         """Observer, trial, try → since when it has seen that try, with no failed read since."""
+        for name in self.NAMES:
+            self.start(name)
 
-    def alive(self, slot: int) -> Process | None:
-        process = self.slots[slot]
-        return process if process is not None and process.fate == "alive" else None
-
-    @rule(slot=st.integers(0, 3))
-    def start(self, slot: int) -> None:
-        if self.alive(slot) is not None:
-            return
-        try:
-            process = Process(Worker(self.store, self.clock, self.NAMES[slot]))
-        except StoreUnavailable:
-            return
-        self.slots[slot] = process
+    def start(self, name: str) -> Process:
+        self.store.lose_next_answer = False  # without a first beat it would not start at all
+        process = Process(Worker(self.store, self.clock, name))
         self.processes[process.worker.id] = process
+        return process
 
-    @rule(slot=st.integers(0, 3), trial=st.sampled_from(TRIALS))
-    def claim(self, slot: int, trial: str) -> None:
-        process = self.alive(slot)
-        if process is None or process.holds is not None:
-            return
+    def alive(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.fate == "alive"]
+
+    def busy(self) -> list[Process]:
+        return [process for process in self.alive() if process.holds is not None]
+
+    def idle(self) -> list[Process]:
+        return [process for process in self.alive() if process.holds is None]
+
+    def missing(self) -> list[str]:
+        names = list(self.NAMES)
+        for process in self.alive():
+            names.remove(process.worker.name)
+        return names
+
+    @precondition(lambda self: self.missing())
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        self.start(data.draw(st.sampled_from(self.missing())))
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), trial=st.sampled_from(TRIALS))
+    def claim(self, data: st.DataObject, trial: str) -> None:
+        self.claim_by(data.draw(st.sampled_from(self.idle())), trial)
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), trial=st.sampled_from(TRIALS), others_beat=st.booleans(), step=st.sampled_from([5.0, 29.0]))
+    def watch(self, data: st.DataObject, trial: str, others_beat: bool, step: float) -> None:
+        """An idle worker looks at one trial again and again."""
+        observer = data.draw(st.sampled_from(self.idle()))
+        for _ in range(int(150 / step)):
+            if observer.holds is None:
+                self.claim_by(observer, trial)
+            self.clock.now += step
+            for process in self.alive() if others_beat else ():
+                self.beat_of(process)
+
+    def claim_by(self, process: Process, trial: str) -> None:
         known = self.tries(trial)
         try:
             answer = process.worker.claim(trial)
         except StoreUnavailable:
             answer = None
-            self.watched = {key: since for key, since in self.watched.items() if key[0] != process.worker.id}
-        if isinstance(answer, Busy):
-            self.watched.setdefault((process.worker.id, trial, len(self.tries(trial))), self.clock.now)
         if len(self.tries(trial)) > len(known):
             self.check_takeover(process, trial, known)
+        if answer is None:
+            self.watched = {key: since for key, since in self.watched.items() if key[0] != process.worker.id}
+        elif isinstance(answer, Busy):
+            self.watched.setdefault((process.worker.id, trial, len(self.tries(trial))), self.clock.now)
         if isinstance(answer, Claim):
             process.holds = answer
             process.shown[trial] = self.clock.now
@@ -511,88 +538,87 @@ class Fleet(RuleBasedStateMachine):
         silent_for = self.clock.now - last.shown.get(trial, 0.0)
         # of two processes under one name, one can overwrite the other's beats before anyone sees them
         assert silent_for >= STALE_SECONDS or self.NAMES.count(last.worker.name) > 1, f"{trial} taken from a live worker"
-        self.takeovers[trial, len(known)] = watched
+        self.waited[trial, len(known)] = watched
 
-    @rule(slot=st.integers(0, 3))
-    def beat(self, slot: int) -> None:
-        process = self.alive(slot)
-        if process is None:
-            return
-        try:
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        self.beat_of(data.draw(st.sampled_from(self.alive())))
+
+    def beat_of(self, process: Process) -> None:
+        with contextlib.suppress(StoreUnavailable):
             process.worker.heart.beat()
-        except StoreUnavailable:
-            return
-        finally:
-            if not self.store.down and process.holds is not None:
-                process.shown[process.holds.trial] = self.clock.now
+        if not self.store.down and process.holds is not None:
+            process.shown[process.holds.trial] = self.clock.now
 
-    @rule(slot=st.integers(0, 3))
-    def finish(self, slot: int) -> None:
-        process = self.alive(slot)
-        if process is None or process.holds is None:
-            return
-        try:
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        process = data.draw(st.sampled_from(self.busy()))
+        with contextlib.suppress(StoreUnavailable):  # then it still holds the claim, and tries again
+            assert process.holds is not None
             process.worker.finish(process.holds)
-        except StoreUnavailable:
-            return  # it still holds the claim, and tries again
-        process.holds = None
+            process.holds = None
 
-    @rule(slot=st.integers(0, 3))
-    def retry(self, slot: int) -> None:
-        process = self.alive(slot)
-        if process is None or process.holds is None:
-            return
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        process = data.draw(st.sampled_from(self.busy()))
+        assert process.holds is not None
         trial = process.holds.trial
-        try:
+        with contextlib.suppress(StoreUnavailable):
             process.holds = process.holds.again(PreviousEnd(cause="infrastructure"))
-        except StoreUnavailable:
-            return
         if process.holds is not None:
             process.shown[trial] = self.clock.now
 
-    @rule(slot=st.integers(0, 3), fate=st.sampled_from(["stopped", "done", "silent", "explained", "outOfMemory", "unexplained"]))
-    def end(self, slot: int, fate: Literal["stopped", "done", "silent", "explained", "outOfMemory", "unexplained"]) -> None:
-        process = self.alive(slot)
-        if process is None or (fate == "done" and process.holds is not None):
-            return
-        if fate in ("stopped", "done"):
-            process.worker.heart.close(BeatState.STOPPED if fate == "stopped" else BeatState.DONE)
-            noted = end_of(self.store.inner, RUN, process.worker.id) is not None
-            process.fate = fate if fate == "done" or noted else "silent"
-        elif fate == "silent":
-            process.fate = fate
-        else:
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), fate=st.sampled_from(["stopped", "silent", "silent", "explained", "outOfMemory", "unexplained"]))
+    def end(self, data: st.DataObject, fate: Literal["stopped", "silent", "explained", "outOfMemory", "unexplained"]) -> None:
+        """A worker dies or stops with a trial in hand."""
+        process = data.draw(st.sampled_from(self.busy()))
+        process.fate = "silent"
+        if fate == "stopped":
+            process.worker.heart.close(BeatState.STOPPED)
+            self.learn(process)
+        elif fate != "silent":
             self.note(process, fate)
 
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), silently=st.booleans())
+    def leave(self, data: st.DataObject, silently: bool) -> None:
+        """A worker dies or finishes between two trials."""
+        process = data.draw(st.sampled_from(self.idle()))
+        process.fate = "silent" if silently else "done"
+        if not silently:
+            process.worker.heart.close(BeatState.DONE)
+
+    @precondition(lambda self: any(process.fate == "silent" for process in self.processes.values()))
     @rule(data=st.data(), fate=st.sampled_from(["explained", "outOfMemory"]))
     def explain_late(self, data: st.DataObject, fate: Literal["explained", "outOfMemory"]) -> None:
         silent = [process for process in self.processes.values() if process.fate == "silent"]
-        if silent:
-            self.note(data.draw(st.sampled_from(silent)), fate)
+        self.note(data.draw(st.sampled_from(silent)), fate)
 
     def note(self, process: Process, fate: Literal["explained", "outOfMemory", "unexplained"]) -> None:
-        process.fate = "silent"
         with contextlib.suppress(StoreUnavailable):
             mark_dead(self.store, RUN, process.worker.name, cause=fate, worker_id=process.worker.id)
+        self.learn(process)
+
+    def learn(self, process: Process) -> None:
+        """The truth is what anyone could have known: a note whose answer was lost is there, one that was never written is not."""
         if (end := end_of(self.store.inner, RUN, process.worker.id)) is not None:
             process.fate = end.cause
 
-    @rule(seconds=st.sampled_from([1.0, 10.0, 29.0, 60.0]))
-    def wait(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([1.0, 29.0, 130.0]), busy_with=st.sampled_from(["nothing", "beats", "claims"]))
+    def outage(self, seconds: float, busy_with: str) -> None:
+        self.store.down = True
+        for process in self.alive():
+            if busy_with == "beats":
+                self.beat_of(process)
+            elif busy_with == "claims" and process.holds is None:
+                self.claim_by(process, TRIALS[0])
         self.clock.now += seconds
+        self.store.down = False
 
-    @rule(slot=st.integers(0, 3), trial=st.sampled_from(TRIALS))
-    def watch(self, slot: int, trial: str) -> None:
-        """An idle worker looks at one trial until it gets it, or for long enough."""
-        for _ in range(6):
-            self.claim(slot, trial)
-            self.clock.now += 29
-
-    @rule()
-    def outage(self) -> None:
-        self.store.down = not self.store.down
-
-    @precondition(lambda self: not self.store.down)
     @rule()
     def lose_an_answer(self) -> None:
         self.store.lose_next_answer = True
@@ -622,7 +648,7 @@ class Fleet(RuleBasedStateMachine):
         own = [cause == "infrastructure" for cause in causes] + [False]
         died = [fate for fate, retried in zip(fates, own, strict=True) if not retried]
         out_of_memory, unexplained = died.count("outOfMemory"), died.count("unexplained") + died.count("silent")
-        slow = sum(1 for n in range(len(tries)) if self.takeovers.get((result.trial, n + 1), 0.0) >= STALE_SECONDS)
+        slow = sum(1 for n in range(len(tries)) if self.waited.get((result.trial, n + 1), 0.0) >= STALE_SECONDS)
         if result.convicted:
             assert out_of_memory >= 2 or unexplained + slow >= 3, f"{result.trial} convicted in spite of {fates}"
         assert causes.count("outOfMemory") < 2
@@ -632,18 +658,16 @@ class Fleet(RuleBasedStateMachine):
         """Once the faults end, a single worker brings every trial to its one end."""
         if not hasattr(self, "store"):
             return
-        self.store.down = self.store.lose_next_answer = False
-        for process in self.processes.values():
-            if process.fate == "alive":
-                process.fate = "silent"
-        self.slots[0] = None
-        self.start(0)
-        last = self.alive(0)
-        assert last is not None
+        self.store.lose_next_answer = False
+        for process in self.alive():
+            process.fate = "silent"
+        last = self.start("2-0")
         for _ in range(8):
             for trial in TRIALS:
-                self.claim(0, trial)
-                self.finish(0)
+                self.claim_by(last, trial)
+                if last.holds is not None:
+                    last.worker.finish(last.holds)
+                    last.holds = None
             self.clock.now += STALE_SECONDS / 4
         self.results_never_change()
         assert sorted(self.results) == TRIALS
@@ -651,8 +675,8 @@ class Fleet(RuleBasedStateMachine):
 
 TestFleet = Fleet.TestCase
 TestFleet.settings = settings(
-    max_examples=120,
-    stateful_step_count=40,
+    max_examples=60,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
