@@ -2,7 +2,7 @@
 
 1. Screening (at most 45 % of the budget): every flip at least once alone if the budget allows it, else in two sparse groups.
 2. Exploring: most trials are stacks drawn from the posterior (Thompson sampling), or the incumbent with one to three flips
-   changed; the rest are groups of the least known flips on top of the incumbent, and rebuilds of the leaders.
+   changed; the rest are groups of flips that may still turn out well on top of the incumbent, and rebuilds of the leaders.
 3. Finishing (last 15 %): nested stacks of the surest flips, the leaders with weak flips taken out, and rebuilds of the leaders.
 Inert flips are never dropped for good, for a child may act only beside its parent; refused candidates are never tried again.
 """
@@ -157,8 +157,9 @@ class _Round:
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
         if groups := kinds.count(2):
             size = max(1, min(self.group, 4))
-            pool = sorted(self.knobs, key=lambda j: (math.floor(self.seen[j]), self.rng.random()))[: groups * size]
-            found += self._groups(groups, size, self.incumbent, pool, "least known flips beside the incumbent")
+            hope = np.minimum(self.post.fit.samples, 0.0).mean(axis=0)
+            pool = sorted(set(self.knobs) - self.incumbent, key=lambda j: (round(float(hope[j]), 6), self.seen[j], j))
+            found += self._groups(groups, size, self.incumbent, pool[: groups * size], "hopeful flips beside the incumbent")
         found += _up_to(kinds.count(1), self._neighbours())
         found += _up_to(count - len(found), self._stacks())
         return found + list(_up_to(count - len(found), self._neighbours()))
