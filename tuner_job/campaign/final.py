@@ -246,7 +246,7 @@ class Final:
 def _packed_samples(sessions: Mapping[str, Sequence[Sequence[Session]]]) -> bytes:
     """Every sample: {build: [case: [session: [seconds]]]}, gzip JSON, the same bytes for the same samples."""
     plain = {
-        name: [[[float(f"{value:.7g}") for value in unpack(session.samples)] for session in case] for case in cases]
+        name: [[[float(f"{value:.9g}") for value in unpack(session.samples)] for session in case] for case in cases]
         for name, cases in sessions.items()
     }
     return gzip.compress(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode(), mtime=0)

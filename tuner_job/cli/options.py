@@ -48,12 +48,15 @@ def job_argument(command: F) -> F:
     """`JOB.yaml` and `--job`, as the parameter `jobfile`."""
 
     def load(context: click.Context, _parameter: click.Parameter, value: Path) -> JobFile:
-        return JobFile.load(value, context.params.get("job_name"))
+        return JobFile.load(value, context.meta.get("job_name"))
+
+    def keep(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+        context.meta["job_name"] = value
 
     argument = click.argument("jobfile", metavar="JOB.yaml", type=click.Path(path_type=Path), callback=load)
     option = click.option(
         "--job", "job_name", metavar="NAME", is_eager=True, expose_value=False, help="Which TuningJob of the file.",
-        callback=lambda context, _parameter, value: context.params.setdefault("job_name", value),
+        callback=keep,
     )  # fmt: skip
     return argument(option(command))
 

@@ -59,7 +59,7 @@ def named_arguments(command: F) -> F:
     """`WHAT` with the options that complete it, as the parameter `named`."""
 
     def build(context: click.Context, _parameter: click.Parameter, what: str) -> Named:
-        options = context.params
+        options = context.meta
         store, folder = options.get("store_url"), options.get("folder") or FOLDER
         if what.endswith((".yaml", ".yml")) or Path(what).is_file():
             jobfile = JobFile.load(Path(what), options.get("job_name"))
@@ -75,7 +75,7 @@ def named_arguments(command: F) -> F:
 
     def eager(*names: str, key: str, **rest: object) -> Callable[[F], F]:
         def keep(context: click.Context, _parameter: click.Parameter, value: object) -> None:
-            context.params[key] = value
+            context.meta[key] = value
 
         return click.option(*names, key, is_eager=True, expose_value=False, callback=keep, **rest)  # type: ignore[arg-type]
 

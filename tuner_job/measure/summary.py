@@ -56,7 +56,7 @@ def percentile99(samples: Floats, where: str = "timing") -> float:
     if samples.size < P99_SAMPLES:
         raise TooFewSamples(
             f"{where}: LatencyP99 needs {P99_SAMPLES} samples that were not throttled, got {samples.size}; "
-            f"raise measurement sessions, sessionSeconds or sessionSamples, or use LatencyP50"
+            f"raise measurement.sessions, sessionMilliseconds or sessionSamples, or use LatencyP50"
         )
     return float(np.percentile(samples, 99))
 
