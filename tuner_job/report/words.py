@@ -11,6 +11,8 @@ from tuner_job.api.messages import Interval, ResultRecord
 from tuner_job.api.outcome import Outcome
 
 _NUMBER = re.compile(r"\d[\w.+-]*")
+# Control characters but newline and tab, what reorders text, and lone surrogates: nothing that foreign text may bring along.
+_UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,11 @@ class Group:
     reason: str
     """Of the first of them; numbers differ among the others."""
     trials: tuple[str, ...]
+
+
+def plain_text(text: str) -> str:
+    """Foreign text with everything that steers a terminal, reorders a line or is no character at all replaced."""
+    return _UNSHOWN.sub("�", text)
 
 
 def candidate_text(candidate: Candidate) -> str:
@@ -42,9 +49,9 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def latency_text(seconds: float) -> str:
-    """With a unit that suits."""
-    unit, factor = latency_unit(seconds)
+def latency_text(seconds: float, like: float | None = None) -> str:
+    """With a unit that suits, or with the one that suits `like`."""
+    unit, factor = latency_unit(seconds if like is None else like)
     return f"{seconds * factor:.4g} {unit}"
 
 
