@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from tuner_job.store.objects import ObjectStore
 
 BUILD_SECONDS = 900
 START_SECONDS = 60
+
+_DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+"""PR_SET_PDEATHSIG, SIGKILL: a test run that is killed leaves no server."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def serve_s3(folder: Path, port: int = 0) -> Iterator[S3Server]:
             port = free.getsockname()[1]
     log = (folder / "versitygw.log").open("ab")
     process = subprocess.Popen(
-        [binary, "--port", f"127.0.0.1:{port}", "--quiet", "posix", buckets],
+        [sys.executable, "-c", _DIE_WITH_PARENT, binary, "--port", f"127.0.0.1:{port}", "--quiet", "posix", buckets],
         env={"PATH": os.environ["PATH"], "ROOT_ACCESS_KEY": "tester", "ROOT_SECRET_KEY": "testing-secret"},
         stdout=log,
         stderr=log,
