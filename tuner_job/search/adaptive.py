@@ -1,6 +1,6 @@
 """Adaptive: screen flips in groups, stack the good ones, end by proving the leaders simple.
 
-1. Screening (at most 45 % of the budget): every flip at least once alone if the budget allows it, else in two sparse groups.
+1. Screening (at most 35 % of the budget): every flip at least once alone if the budget allows it, else in two sparse groups.
 2. Exploring: most trials are stacks drawn from the posterior (Thompson sampling), or the incumbent with one to three flips
    changed; the rest are groups of flips that may still turn out well on top of the incumbent, and rebuilds of the leaders.
 3. Finishing (last 15 %): nested stacks of the surest flips, the leaders with weak flips taken out, and rebuilds of the leaders.
@@ -22,10 +22,8 @@ from tuner_job.search.rounds import Budget, Done, History, Observation, Proposal
 from tuner_job.search.singles import on, variants_first
 from tuner_job.search.space import VARIANT, Space
 
-_SCREENING_SHARE = 0.45
+_SCREENING_SHARE = 0.35
 _FINISHING_SHARE = 0.15
-_SINGLES_SHARE = 0.35
-"""Flips are screened alone when that takes no more than this share of the budget."""
 _GROUP_FAILURES = 0.3
 """Groups are made so small that about this share of them fails at most."""
 _STACK_RISK = 0.35
@@ -110,7 +108,7 @@ class _Round:
 
     def _group_size(self, most: int) -> int:
         count = len(self.knobs)
-        if count <= _SINGLES_SHARE * self.budget.trials:
+        if count <= _SCREENING_SHARE * self.budget.trials:
             return 1
         wanted = math.ceil(2 * count / max(1.0, _SCREENING_SHARE * self.budget.trials))
         safe = int(math.log(1 - _GROUP_FAILURES) / math.log(1 - min(0.5, self.failures.rate)))
@@ -151,9 +149,9 @@ class _Round:
     # Exploring
 
     def _explore(self, count: int) -> list[Proposal]:
-        """40 % stacks, 30 % neighbours of the incumbent, 20 % groups, 10 % rebuilds; what cannot be had goes to stacks."""
+        """35 % stacks, 30 % neighbours of the incumbent, 30 % groups, 5 % rebuilds; what cannot be had goes to stacks."""
         found: list[Proposal] = []
-        kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.45, 0.3, 0.2, 0.05])]
+        kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.35, 0.3, 0.3, 0.05])]
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
         if groups := kinds.count(2):
             size = max(1, min(self.group, 4))
