@@ -34,6 +34,7 @@ from tuner_job.api.messages import (
 )
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
+from tuner_job.measure.samples import pack
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import create_record
@@ -50,7 +51,10 @@ def digest(number: int) -> str:
 def timing(log_ratio: float, *, noise: float = 0.005, seed: int = 0, throttled: bool = False) -> Timing:
     rng = np.random.default_rng(seed)
     values = [BASE * math.exp(log_ratio + noise * rng.standard_normal()) for _ in range(5)]
-    sessions = tuple(Session(at=k, median=v, mean=v, count=20, samples="", throttled=throttled) for k, v in enumerate(values))
+    samples = pack(np.full(20, BASE))
+    sessions = tuple(
+        Session(at=k, median=v, mean=v, count=20, samples=samples, throttled=throttled) for k, v in enumerate(values)
+    )
     return Timing(clock="host", sessions=sessions)
 
 
@@ -138,6 +142,7 @@ class Run:
             "timing": () if log_ratio is None else (timing(log_ratio, seed=seed),),
             "losses": losses(),
             "seconds": {"total": 2.0},
+            "worker": "1-0",
         }
         if seed % 4 == 0:
             given["controls"] = (Control(engine=digest(2), timing=(timing(0.0, seed=seed + 1),)),)
@@ -146,7 +151,6 @@ class Run:
             trial=trial,
             candidate=candidate,
             tries=1,
-            worker="1-0",
             worker_id="a1",
             finished_at=f"2026-01-01T00:{seed % 100000 // 60 % 60:02d}:{seed % 60:02d}Z",
             **(given | fields),

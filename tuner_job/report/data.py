@@ -169,7 +169,7 @@ def page_of(reader: RunReader) -> Page:
     problems: list[str] = []
     metric = run.inputs.measure.metric
     by_trial: Mapping[str, Score] = {}
-    baseline = _baseline_log(discovery, metric) if discovery else None
+    baseline = _baseline_log(discovery, metric, problems) if discovery else None
     if discovery:
         try:
             by_trial = scores(list(results.values()), discovery, metric)
@@ -206,13 +206,16 @@ def page_of(reader: RunReader) -> Page:
     )
 
 
-def _baseline_log(discovery: DiscoveryRecord, metric: Metric) -> float | None:
-    logs = []
+def _baseline_log(discovery: DiscoveryRecord, metric: Metric, problems: list[str]) -> float | None:
+    """Median log seconds of the pilot's builds; None, and a line in `problems`, when none of them can be used."""
+    logs, why = [], ""
     for build in discovery.pilot:
         try:
             logs.append(objective(build.timing, discovery.cases, metric))
-        except TrtfleetError:
-            continue
+        except TrtfleetError as error:
+            why = str(error)
+    if not logs:
+        problems.append(f"the default's latency could not be computed: {why}")
     return float(np.median(logs)) if logs else None
 
 

@@ -166,8 +166,8 @@ def _claims(run: RunRecord, verdict: VerdictRecord) -> list[Claim]:
         outcome = "That is proven" if verdict.significant else "That is not proven"
         text = (
             f"Built again, the route has {_better(run, verdict.route_gain.estimate)} than the default built again. "
-            f"To win, the gain had to exceed {run.inputs.min_improvement:.1%}. {outcome}{p}. Builds are the unit of the test, and "
-            f"none of this data chose the route."
+            f"To win, the gain had to exceed {run.inputs.min_improvement:.1%}. {outcome}{p}. Builds are the unit of the test, "
+            f"and none of this data chose the route."
         )
         claims.append(Claim("The route, over rebuilds", text, verdict.route_gain))
     else:
