@@ -188,3 +188,14 @@ def test_foreign_candidates_in_the_history_are_understood() -> None:
     chosen = pick([explicit], space, 0.001)
     assert chosen is not None
     assert chosen.candidate.route == "-k0=0"
+
+
+def test_the_fastest_single_is_picked_though_it_stands_far_out() -> None:
+    space = small_space((2,) * 100)
+    rng = np.random.default_rng(1)
+    true = {0: -0.06, 1: -0.02, 2: -0.015, 3: -0.02}
+    history = [feasible(i, space, [f], true.get(i, 0.0) + float(rng.normal(0, 0.006)), 0.006) for i, f in enumerate(space.flips)]
+    chosen = pick(history, space, 0.003)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) == {space.flips[0]}
+    assert 0.04 < chosen.gain < 0.07

@@ -64,15 +64,15 @@ class Posterior:
         rows: dict[Stack, list[int]] = {}
         for row, i in enumerate(self.timed):
             rows.setdefault(self.stacks[i], []).append(row)
-        misfit2 = self.fit.misfit**2
         found = []
         for stack, mine in rows.items():
             weight = float((1 / self.v[mine]).sum())
             mean = float((self.y[mine] / self.v[mine]).sum()) / weight
             predicted = self.fit.of(self.x[mine[0]])
             prior = float(predicted.mean())
-            prior_variance = misfit2 + float(predicted.var())
-            keep = misfit2 / (misfit2 + 1 / weight)
+            own = float(self.fit.missed[mine].mean())
+            prior_variance = own + float(predicted.var())
+            keep = own / (own + 1 / weight)
             found.append(Tried(stack, prior + keep * (mean - prior), (1 / (weight + 1 / prior_variance)) ** 0.5, len(mine)))
         return sorted(found, key=lambda t: (round(t.estimate, 9), len(t.stack), sorted(t.stack)))
 

@@ -45,6 +45,8 @@ class Fit:
     """(s, p) joint draws of all effects, an exact 0 where a flip is not live in that draw."""
     misfit: float
     """Scale of what the sum misses, in log units."""
+    missed: Array
+    """(n,) variance of what the sum misses of each row: misfit squared, but wide for a row that it cannot explain by chance."""
 
     @cached_property
     def effect(self) -> Array:
@@ -97,7 +99,10 @@ def fit(x: Array, y: Array, v: Array) -> Fit:
             draw = np.hstack([half, -half])  # unseen flips follow the prior, with a mean of exactly 0
             draw[seen] = effects
             kept.append(draw.T)
-    return Fit(np.concatenate(kept), float(np.sqrt(misfit2)))
+    # Squared standardised residuals over the universal threshold 2 ln n (Donoho and Johnstone, Biometrika 1994) are no chance.
+    surprise = (_FREEDOM + 1) / robust - _FREEDOM
+    missed = np.where(surprise > 2 * np.log(max(n, 2)), (v + misfit2) / robust - v, misfit2)
+    return Fit(np.concatenate(kept), float(np.sqrt(misfit2)), np.maximum(missed, misfit2))
 
 
 def _sweep(gram: Array, remaining: Array, effects: Array, heat: float, pi: float, tau2: float, rng: np.random.Generator) -> None:
