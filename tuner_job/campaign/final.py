@@ -168,7 +168,10 @@ class Final:
             measure=plan.settings(self._inputs.measure).model_copy(update={"sessions": sessions}),
             seed=int(self._rng.integers(1 << 31)),
         )
-        end = self._space.insist(request)
+        work = (
+            len(batch) * sessions * plan.session_seconds / (self._inputs.measure.sessions * self._inputs.measure.session_seconds)
+        )
+        end = self._space.insist(request, self._space.limits_times(len(batch) + work))
         if end.outcome is not Outcome.FEASIBLE or end.report is None:
             raise BaselineFailed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}")
         return end

@@ -29,7 +29,10 @@ STOP_PATIENCE = 30.0
 """Seconds that workers get to say in their beat that they stop, before they are killed."""
 
 DEATHS_WITHOUT_PROGRESS = 6
-"""Worker deaths in a row with no new result after which the run is given up: twice what convicts a trial."""
+"""Workers killed in a row with no new result after which the run is given up: twice what convicts a trial."""
+
+ERRORS_WITHOUT_PROGRESS = 3
+"""The same for workers that ended by themselves and said why."""
 
 
 class RunBusy(TrtfleetError):
@@ -170,7 +173,7 @@ class LocalExecutor:
         self._count_death()
         if self._convicted(process.stage):
             raise RunFailed(f"stage {process.stage} of run {self._run} kept killing its worker; see {process.end_message.parent}")
-        if self._deaths >= DEATHS_WITHOUT_PROGRESS:
+        if self._deaths >= (DEATHS_WITHOUT_PROGRESS if signalled else ERRORS_WITHOUT_PROGRESS):
             if signalled:
                 raise RunFailed(
                     f"workers of stage {process.stage} were killed {self._deaths} times without a new result "

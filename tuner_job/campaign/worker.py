@@ -31,13 +31,11 @@ from tuner_job.store.models import RemoteModels
 from tuner_job.store.objects import ObjectStore, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
 from tuner_job.store.records import read_record
 from tuner_job.store.tries import Claims, Heart
+from tuner_job.trial.scratch import Scratch
 from tuner_job.trial.supervisor import Supervisor
 
 STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
 """Environment variable with the store's options as a JSON object: credentials must not stand on a command line."""
-
-WORKER_FOLDER = "worker-"
-"""Prefix of a worker's own folder below the scratch folder."""
 
 MEMORY_SHARE = 0.9
 
@@ -132,8 +130,7 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
     def wait(seconds: float) -> None:
         stop.wait(seconds)
 
-    root = arguments.scratch / f"{WORKER_FOLDER}{arguments.name}"
-    root.mkdir(parents=True, exist_ok=True)
+    supervisor = Supervisor(arguments.scratch, warm=True)  # sweeps what dead workers left
     heart = Heart(
         store,
         arguments.run,
@@ -142,13 +139,13 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
         stage=arguments.stage,
         interval=arguments.beat_seconds,
     )
-    with heart:
+    with _own_folder(arguments) as root, heart:
         space = Workspace(
             store=store,
             remote=RemoteModels(arguments.store, options),
             run=run,
             root=root,
-            supervisor=Supervisor(arguments.scratch, warm=True),
+            supervisor=supervisor,
             limits=limits(run.inputs),
             stop=stop,
             on_phase=heart.phase,
@@ -174,6 +171,13 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
         finally:
             space.close()
     return WorkerExit.NOTHING_LEFT
+
+
+def _own_folder(arguments: WorkerArguments) -> Scratch:
+    try:
+        return Scratch(arguments.scratch, f"worker-{arguments.name}")
+    except OSError as error:
+        raise ScratchFull(f"scratch folder {arguments.scratch}: {error.strerror}; free some space or set --scratch") from None
 
 
 def limits(inputs: RunInputs) -> Limits:

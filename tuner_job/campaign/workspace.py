@@ -37,7 +37,7 @@ class ScratchFull(TrtfleetError):
 
 @dataclass
 class Workspace:
-    """Paths and processes of one worker. `root` belongs to it alone and is removed by `close`."""
+    """Paths and processes of one worker. `root` is a folder of its own."""
 
     store: ObjectStore
     remote: RemoteModels
@@ -120,28 +120,32 @@ class Workspace:
             }
         )
 
-    def start(self, request: ChildRequest) -> TrialEnd:
+    def start(self, request: ChildRequest, limits: Limits | None = None) -> TrialEnd:
         """One child. Raises Stopped when the worker was told to stop meanwhile, InputError when no candidate could work."""
         if request.output:
             Path(request.output).parent.mkdir(parents=True, exist_ok=True)
-        end = self.supervisor.run(request, self.limits, on_phase=self.on_phase, stop=self.stop)
+        end = self.supervisor.run(request, limits or self.limits, on_phase=self.on_phase, stop=self.stop)
         if end.stopped:
             raise Stopped
         if end.bad_input:
             raise InputError(end.reason, reason="InvalidModel" if end.phase is not Phase.CHECK else "InvalidReferences")
         return end
 
-    def insist(self, request: ChildRequest) -> TrialEnd:
+    def insist(self, request: ChildRequest, limits: Limits | None = None) -> TrialEnd:
         """As `start`, again after infrastructure failures, up to the cap."""
         for _ in range(MAX_INFRASTRUCTURE_TRIES - 1):
-            end = self.start(request)
+            end = self.start(request, limits)
             if not end.retriable:
                 return end
-        return self.start(request)
+        return self.start(request, limits)
+
+    def limits_times(self, factor: float) -> Limits:
+        """The limits of a child that does the work of so many trials."""
+        seconds = {phase: limit * max(1.0, factor) for phase, limit in self.limits.phase_seconds.items()}
+        return self.limits.model_copy(update={"phase_seconds": seconds})
 
     def close(self) -> None:
         self.supervisor.close()
-        shutil.rmtree(self.root, ignore_errors=True)
 
     def _check_room(self) -> None:
         size = sum(path.stat().st_size for path in self.models.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -104,8 +103,7 @@ class JobFile:
             if not _is_local(variant.uri):
                 variants.append(variant)
                 continue
-            with tempfile.TemporaryDirectory() as scratch:
-                path = fetch(variant.uri, Path(scratch), base=base, digest=variant.digest)
+            path = fetch(variant.uri, base, base=base, digest=variant.digest)  # local: it stays where it is
             uri = variant.uri if variant.uri.startswith("package://") else path.resolve().as_uri()
             variants.append(variant.model_copy(update={"uri": uri, "digest": variant.digest or digest(path)}))
         accuracy = inputs.accuracy

@@ -9,22 +9,25 @@ import click
 from rich.table import Table
 
 from tuner_job.api.base import InputError
+from tuner_job.api.child import ChildRequest, Limits
 from tuner_job.api.messages import DiscoveryRecord, RunInputs
 from tuner_job.api.tuningjob import Target
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.rounds import FINAL_BUILDS, space_of, strategy_of
 from tuner_job.campaign.start import seed_of
-from tuner_job.cli.jobfile import JobFile
+from tuner_job.cli.jobfile import JobFile, installed
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
 from tuner_job.report.words import candidate_text, seconds_text
 from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
 from tuner_job.search.strategy import Budget, Done, Proposal, estimate
+from tuner_job.trial.supervisor import Supervisor
 
 SHOWN = 12
 
 knobs_option = click.option(
     "--knobs", "knob_file", type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Knob list as JSON (TensorRT's all_build_routes). Default: the one that this job's run discovered.",
+    help="Knob list as JSON (TensorRT's all_build_routes). "
+    "Default: what this job's run discovered, else what the installed library tells.",
 )  # fmt: skip
 
 
@@ -51,9 +54,7 @@ def plan_command(
     target = jobfile.target(target_name)
     inputs = jobfile.inputs(target)
     discovery = None if knob_file and trial_seconds else _discovery(jobfile, target, inputs, store_url, folder)
-    if knob_file is None and discovery is None:
-        raise InputError("no run of this job has discovered a knob list yet; give one with --knobs")
-    text = knob_file.read_text() if knob_file else discovery.knobs if discovery else ""
+    text = _knob_list(knob_file, discovery, inputs, folder)
     space = space_of(inputs, text)
     chosen = strategy_of(inputs)
     shards = workers or target.parallelism or 1
@@ -111,9 +112,7 @@ def knobs_command(
     target = jobfile.target(target_name)
     inputs = jobfile.inputs(target)
     discovery = None if knob_file else _discovery(jobfile, target, inputs, store_url, folder)
-    if knob_file is None and discovery is None:
-        raise InputError("no run of this job has discovered a knob list yet; give one with --knobs")
-    text = knob_file.read_text() if knob_file else discovery.knobs if discovery else ""
+    text = _knob_list(knob_file, discovery, inputs, folder)
     knobs = parse_knob_list(text)
     searched = {choice.knob.name for choice in space_of(inputs, text).choices}
     shown = _matching(knobs, match)
@@ -152,6 +151,26 @@ def _discovery(
 ) -> DiscoveryRecord | None:
     """What this very run discovered, if it began already."""
     return RunReader(jobfile.place(store_url, folder).store, jobfile.run_id(target, inputs)).discovery()
+
+
+def _knob_list(knob_file: Path | None, discovery: DiscoveryRecord | None, inputs: RunInputs, folder: Path) -> str:
+    """The list that the user gives, that the run discovered, or that the installed library tells. Nothing is built for it."""
+    if knob_file is not None:
+        return knob_file.read_text()
+    if discovery is not None:
+        return discovery.knobs
+    version = installed(inputs.runtime.family)
+    if version != inputs.runtime.version:
+        raise InputError(
+            f"no run of this job has discovered a knob list yet, and {inputs.runtime.family} {inputs.runtime.version} is not "
+            f"installed here ({version or 'none'} is); give a list with --knobs"
+        )
+    with Supervisor(folder / "scratch") as supervisor:
+        request = ChildRequest(operation="describe", backend=inputs.runtime.backend, device=inputs.device_type, output="")
+        end = supervisor.run(request, Limits())
+    if end.report is None or not end.report.knobs:
+        raise InputError(f"the installed {inputs.runtime.family} did not tell its knobs: {end.reason}; give a list with --knobs")
+    return end.report.knobs
 
 
 def _print_first(proposals: tuple[Proposal, ...], output: Output) -> None:

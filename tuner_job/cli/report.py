@@ -10,7 +10,7 @@ import click
 from tuner_job.api.base import InputError
 from tuner_job.api.effective import inputs_digest, run_id
 from tuner_job.campaign.reader import RunReader
-from tuner_job.cli.jobfile import JobFile, open_place
+from tuner_job.cli.jobfile import JobFile, Place, open_place
 from tuner_job.cli.options import Output, folder_option, output_option, store_option, target_option
 from tuner_job.report.data import as_json, page_of
 from tuner_job.report.html import write_page
@@ -53,8 +53,24 @@ def report_command(
         place = jobfile.place(store_url, folder)
         token = rerun or (jobfile.job.spec.rerun.token if jobfile.job.spec.rerun else "")
         run = run_id(jobfile.owner, target.name, inputs_digest(jobfile.inputs(target)), token)
-    page = page_of(RunReader(place.store, run))
+    page = page_of(_reader(place, run, what))
     path = write_page(page, output_file or folder / "reports" / f"{run}.html")
-    output.print(f"{page.story.headline} · {page.finished} trials finished")
+    output.print(f"{page.story.headline} · {page.finished} of {len(page.trials)} planned trials finished")
     output.print(str(path))
     output.print_json({"run": run, "report": str(path), "page": as_json(page)})
+
+
+def _reader(place: Place, run: str, what: str) -> RunReader:
+    """The run's records; a job file without a run gets told what to do."""
+    reader = RunReader(place.store, run)
+    try:
+        _ = reader.run
+    except InputError as error:
+        if what == run or error.reason != "NoSuchRun":
+            raise
+        raise InputError(
+            f"{what}: its present inputs have no run (it would be {run}) in {place.store.url}; start it with `trtfleet run`, "
+            f"or give the id of an earlier one",
+            reason=error.reason,
+        ) from None
+    return reader

@@ -22,6 +22,7 @@ from tuner_job.report.html import write_report
 from tuner_job.store import publish
 from tuner_job.store.keys import TrustRoot, signer
 from tuner_job.store.verify import verify
+from tuner_job.trial.scratch import Scratch, prepare
 
 
 @click.command("run")
@@ -113,7 +114,9 @@ class _Session:
         store = self._place.store
         promotion = (self._jobfile.job.spec.publish and self._jobfile.job.spec.publish.promotion) or "Automatic"
         published = publish.publish(store, run, verdict, signer(), current_inputs_digest=run.inputs_digest, promotion=promotion)
-        verified = verify(store, published.digest, TrustRoot.load(), scratch=self._folder)
+        prepare(self._folder / "scratch")
+        with Scratch(self._folder / "scratch", "verify") as scratch:
+            verified = verify(store, published.digest, TrustRoot.load(), scratch=scratch)
         state = "served" if published.served else "waits: promotion is Manual" if promotion == "Manual" else "pinned elsewhere"
         self._console.print(
             f"published and verified: manifest {published.digest[:16]} ({state}), engine {verified.engine.digest[:16]}, "
