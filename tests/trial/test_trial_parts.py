@@ -161,7 +161,7 @@ def test_a_sweep_spares_the_living_and_removes_what_the_dead_left(tmp_path):
 
 
 def test_a_sweep_ends_what_still_runs_in_the_name_of_a_dead_supervisor(tmp_path):
-    abandoned = tmp_path / "trial-abandoned"
+    abandoned = tmp_path / "trtfleet-abandoned"
     abandoned.mkdir()
     straggler = subprocess.Popen(["/bin/sleep", "600"], env={SCRATCH_VARIABLE: str(abandoned)}, start_new_session=True)
     assert sweep(tmp_path) == [abandoned]

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tuner_job.api.child import Limits
 
-_PREFIX = "trtfleet-"
-
 
 @functools.cache
 def own() -> Path | None:
@@ -52,7 +50,7 @@ def oom_kills(group: Path | None) -> int:
 def path_of(name: str) -> Path | None:
     """Where `create` puts the group of that name, whether it is there or not; None without cgroup 2."""
     parent = own()
-    return None if parent is None else parent / f"{_PREFIX}{name}"
+    return None if parent is None else parent / name
 
 
 def create(name: str, limits: Limits, pid: int) -> Path | None:

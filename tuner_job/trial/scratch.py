@@ -1,4 +1,4 @@
-"""One scratch folder per child, locked by its supervisor for as long as that lives."""
+"""Scratch folders: locked by the process that made them for as long as it lives, swept by the next one."""
 
 from __future__ import annotations
 
@@ -11,27 +11,35 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tuner_job.api.base import InputError
 from tuner_job.trial import cgroup, processes
 from tuner_job.trial.environment import SCRATCH_VARIABLE
 
-_PREFIX = "trial-"
+_PREFIX = "trtfleet-"
+"""Only folders of this name are ever swept: the root may be shared with others."""
 _FULL_BELOW = 1 << 20
 """A file system with fewer free bytes counts as full: libraries fail in strange ways before the last byte is gone."""
 
 
 class Scratch:
-    """A fresh folder. The kernel drops the lock when the supervisor dies, however it dies; `sweep` then may remove the folder."""
+    """A fresh folder. The kernel drops the lock when its maker dies, however it dies; `sweep` then may remove the folder."""
 
-    def __init__(self, root: Path) -> None:
-        """Raises OSError."""
+    def __init__(self, root: Path, what: str = "trial") -> None:
+        """`what` is for people who look into `root`. Raises OSError."""
         with _locked(root):  # or a sweep could come between the folder and its lock
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root)).resolve()
+            self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{what}-", dir=root)).resolve()
             try:
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.rmdir(self.path)
                 raise
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def size(self) -> int:
         """Bytes on disk of everything inside."""
@@ -57,8 +65,17 @@ class Scratch:
         os.close(self._lock)
 
 
+def prepare(root: Path) -> None:
+    """Make the root if it is absent, and sweep it. Raises InputError if it cannot be used."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        sweep(root)
+    except OSError as error:
+        raise InputError(f"scratch folder {root}: {error.strerror}; choose one that can be written") from None
+
+
 def sweep(root: Path) -> list[Path]:
-    """Remove the scratch folders of supervisors that are dead, ending what still runs in their name; returns the folders."""
+    """Remove the scratch folders whose makers are dead, ending what still runs in their name; returns the folders."""
     swept: list[Path] = []
     if not root.is_dir():
         return swept

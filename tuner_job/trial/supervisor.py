@@ -23,7 +23,7 @@ from tuner_job.trial import cgroup, processes
 from tuner_job.trial.ending import Evidence, Verdict, judge
 from tuner_job.trial.launch import Child
 from tuner_job.trial.leavings import is_empty, lacks, move, read_report
-from tuner_job.trial.scratch import sweep
+from tuner_job.trial.scratch import prepare
 from tuner_job.trial.watch import Watch
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "tuner_job.backends.child")
@@ -91,11 +91,7 @@ class Supervisor:
 
         Raises InputError if the root cannot be used.
         """
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            sweep(root)
-        except OSError as error:
-            raise InputError(f"scratch folder {root}: {error.strerror}; choose one that can be written") from None
+        prepare(root)
         processes.adopt_stragglers()
         self._root = root
         self._extra = dict(extra_environment or {})
