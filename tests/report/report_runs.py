@@ -185,6 +185,7 @@ class Run:
         interval = Interval(estimate=gain, low=gain - 0.02, high=gain + 0.02)
         given: dict[str, object] = {
             "message": "found it",
+            "method": {"method": "rank-sum-1", "power": "5 candidate and 10 default builds: proven with 90%"},
             "route_gain": interval if pick else None,
             "p_value": 0.001 if pick else None,
         }
@@ -204,7 +205,6 @@ class Run:
             latency_seconds=BASE * (1 - gain),
             baseline_seconds=BASE,
             builds=builds,
-            method={"method": "rank-sum-1", "power": "5 candidate and 10 default builds: proven with 90%"},
             seconds=60.0,
             finished_at="2026-01-01T01:00:00Z",
             **(given | fields),

@@ -73,7 +73,7 @@ def test_planned_trials_are_shown_before_they_finish():
     page = page_of(run.reader)
     assert [(row.outcome, row.order) for row in page.trials] == [("planned", None), ("feasible", 1)]
     assert page.finished == 1
-    assert "Exploring: 1 trials finished" in page.story.headline
+    assert "Exploring: 1 trial finished" in page.story.headline
 
 
 def test_a_trial_that_is_carried_over_is_one_trial():

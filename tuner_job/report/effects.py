@@ -25,7 +25,7 @@ SLOWEST = math.log(2)
 """Log ratios are cut here: a candidate that is many times slower would drown the scale of all effects."""
 _SMALLEST_SD = 1e-5
 _TAUS = np.geomspace(1e-3, 1.0, 13)
-_MISFITS = np.concatenate([[0.0], np.geomspace(1e-3, 0.5, 9)])
+_MISFITS = np.concatenate([[0.0], np.geomspace(2e-3, 0.3, 5)])
 _MISFIT_SHARE = 0.3
 """Scale of m's prior, as a share of tau (and of the noise, since a standard deviation may be too small)."""
 _NORMAL_95 = 1.96

@@ -1,92 +1,42 @@
-"""The page's plots: plain data → inline SVG. Colours are CSS variables of the page, so that one drawing suits light and dark.
-
-A plot that has nothing to show says why instead; so does one that fails, since a picture never costs anybody a report.
-"""
+"""The page's plots, each with a text that says what it shows."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner_job.api.outcome import Outcome
-from tuner_job.measure.samples import Floats
+from tuner_job.report.canvas import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RED,
+    NothingToShow,
+    Plot,
+    drawn,
+    figure,
+    limits,
+    power_of_ten,
+    short,
+    thinned,
+    whole_numbers,
+)
 from tuner_job.report.data import Page
 from tuner_job.report.noise import Build
 from tuner_job.report.words import latency_unit, plain_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Stand-ins that matplotlib writes and `_themed` replaces; never seen by anybody.
-INK, MUTED, GRID, BLUE, GREEN, ORANGE, RED, PURPLE, PAPER = (f"#0{k}0{k}0{k}" for k in range(1, 10))
-_VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--rule",
-    BLUE: "--blue",
-    GREEN: "--green",
-    ORANGE: "--orange",
-    RED: "--red",
-    PURPLE: "--purple",
-    PAPER: "--paper",
-}
-
-WIDTH = 9.6
-"""Inches; 72 SVG units each."""
 SHOWN_EFFECTS = 24
-MOST_POINTS = 3_000
-"""Points of a scatter; more are thinned evenly."""
-_LABEL = 118
-"""Characters of a route that fit the width."""
-
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "trtfleet",
-    "text.parse_math": False,  # a route may hold `$`
-    "font.family": "sans-serif",
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-}
-
-
-class NothingToShow(Exception):
-    """Why there is no plot, a sentence."""
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawing, or why there is none."""
-
-    svg: str
-    """Empty: see `missing`."""
-    alt: str
-    """What it shows, for who cannot see it."""
-    missing: str = ""
 
 
 def all_plots(page: Page) -> dict[str, Plot]:
@@ -100,22 +50,7 @@ def all_plots(page: Page) -> dict[str, Plot]:
         "workers": workers,
         "final": final,
     }
-    return {name: _made(name, make, page) for name, make in makers.items()}
-
-
-def _made(name: str, make: Callable[[Page], tuple[Figure, str]], page: Page) -> Plot:
-    try:
-        import matplotlib as mpl
-
-        with mpl.rc_context():
-            for setting, value in _STYLE.items():
-                mpl.rcParams[setting] = value  # type: ignore[index]  # the stubs list every name; so does matplotlib itself
-            figure, alt = make(page)
-            return Plot(_svg(figure, name, alt), alt)
-    except NothingToShow as why:
-        return Plot("", "", str(why))
-    except Exception as error:  # whatever a drawing library does, the numbers on the page stand without it
-        return Plot("", "", f"This plot could not be drawn ({type(error).__name__}: {error}); the tables hold the same numbers.")
+    return {name: drawn(name, partial(make, page)) for name, make in makers.items()}
 
 
 def leaders(page: Page) -> tuple[Figure, str]:
@@ -123,7 +58,7 @@ def leaders(page: Page) -> tuple[Figure, str]:
     if page.baseline_seconds is None or not page.leaders:
         raise NothingToShow("No feasible trial has been timed yet.")
     unit, factor = latency_unit(page.baseline_seconds)
-    figure, axes = _figure(0.62 + 0.42 * len(page.leaders))
+    image, axes = figure(0.62 + 0.42 * len(page.leaders))
     for position, row in enumerate(page.leaders):
         color = BLUE if row.passes_final else ORANGE
         offsets = np.linspace(-0.08, 0.2, len(row.builds)) if len(row.builds) > 1 else [0.06]
@@ -132,7 +67,7 @@ def leaders(page: Page) -> tuple[Figure, str]:
             axes.plot([build.seconds_low * factor, build.seconds_high * factor], [y, y], color=color, lw=1.4, alpha=0.55)
             axes.plot(build.seconds * factor, y, "o", color=color, ms=3.5, alpha=0.8)
         axes.plot(row.pooled.seconds * factor, position + 0.06, "|", color=color, ms=12, mew=2)
-        name = ("★ " if row.picked else "") + _short(row.candidate)
+        name = ("★ " if row.picked else "") + short(row.candidate)
         axes.annotate(
             name, (0, position - 0.29), xycoords=("axes fraction", "data"), fontsize=7, va="center", family="monospace",
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
@@ -151,7 +86,7 @@ def leaders(page: Page) -> tuple[Figure, str]:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"{unit} per inference (95% intervals)")
     best = page.leaders[0]
-    return figure, (
+    return image, (
         f"Latency of the {len(page.leaders)} best candidates with 95% intervals. The best explored is {best.candidate} at "
         f"{best.pooled.seconds * factor:.4g} {unit}; the default takes {page.baseline_seconds * factor:.4g} {unit}."
     )
@@ -165,10 +100,10 @@ def progress(page: Page) -> tuple[Figure, str]:
         raise NothingToShow(f"{len(done)} trials have finished, but none of them is feasible with a timing.")
     x, y = np.array(timed, dtype=float).T
     best = np.maximum.accumulate(np.maximum(y, 0.0))
-    low, high = (-limit for limit in reversed(_limits(-100 * y)))
+    low, high = (-limit for limit in reversed(limits(-100 * y)))
     low, high = min(low, 0.0), max(high, 0.0)
-    figure, axes = _figure(3.3)
-    kept = _thinned(x.size)
+    image, axes = figure(3.3)
+    kept = thinned(x.size)
     shown = np.clip(y * 100, low, high)
     axes.plot(x[kept], shown[kept], "o", color=BLUE, ms=4.5, alpha=0.55, label="feasible trial", mew=0)
     axes.step([0, *x, len(done)], [0, *best * 100, best[-1] * 100], where="post", color=GREEN, lw=1.8, label="best so far")
@@ -185,10 +120,10 @@ def progress(page: Page) -> tuple[Figure, str]:
     axes.set_ylim(low - margin, high + margin)
     axes.set_xlim(0, len(done) + 1)
     axes.set_xlabel("trials finished")
-    _whole_numbers(axes)
+    whole_numbers(axes)
     axes.set_ylabel("gain over the default, %")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.13), ncols=4)
-    return figure, (
+    return image, (
         f"Gain against trials: {len(done)} trials finished, {len(timed)} feasible and timed; the best so far ends at "
         f"{best[-1]:+.1%} over the default, first seen at trial {int(x[np.argmax(best >= best[-1])])}."
     )
@@ -205,13 +140,13 @@ def effects(page: Page) -> tuple[Figure, str]:
         raise NothingToShow("No feasible trial with a knob set has been timed yet.")
     clearest = sorted(known, key=lambda item: -abs(item[1]) / max(item[3] - item[2], 1e-9))[:SHOWN_EFFECTS]
     clearest.sort(key=lambda item: -item[1])
-    figure, axes = _figure(0.65 + 0.205 * len(clearest))
+    image, axes = figure(0.65 + 0.205 * len(clearest))
     for position, (_, middle, low, high) in enumerate(clearest):
         color = GREEN if low > 0 else RED if high < 0 else MUTED
         axes.plot([low, high], [position, position], color=color, lw=2, alpha=0.6, solid_capstyle="round")
         axes.plot(middle, position, "o", color=color, ms=4.5)
     axes.axvline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
-    labels = [f"{_short(effect.choice, 52)}  ({effect.timed})" for effect, *_ in clearest]
+    labels = [f"{short(effect.choice, 52)}  ({effect.timed})" for effect, *_ in clearest]
     axes.set_yticks(range(len(clearest)), labels, family="monospace", fontsize=7.5)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.grid(False, axis="y")
@@ -219,7 +154,7 @@ def effects(page: Page) -> tuple[Figure, str]:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("less time per inference, % (95% intervals; in brackets: feasible trials behind it)")
     top = clearest[0]
-    return figure, (
+    return image, (
         f"Estimated effect of {len(clearest)} of {len(known)} choices. Largest saving: {top[0].choice}, {top[1]:+.1f}% "
         f"({top[2]:+.1f} to {top[3]:+.1f}%). The table below lists all."
     )
@@ -236,12 +171,12 @@ def accuracy(page: Page) -> tuple[Figure, str]:
     positive = [value for value in (*(row.loss or 0.0 for row in rows), page.baseline_loss or 0.0) if value > 0]
     floor = min([*positive, page.threshold]) / 10
     top = max([*positive, page.screening_threshold]) * 3
-    figure, axes = _figure(3.6)
+    image, axes = figure(3.6)
     times = np.array([row.estimate.seconds for row in rows if row.estimate] + [page.baseline_seconds]) * factor
-    low, high = _limits(times)
+    low, high = limits(times)
     beyond = high + 0.06 * ((high - low) or high)
     kinds: dict[str, list[tuple[float, float]]] = {}
-    for row in (rows[k] for k in _thinned(len(rows))):
+    for row in (rows[k] for k in thinned(len(rows))):
         x = min(row.estimate.seconds * factor, high) if row.estimate else beyond
         kinds.setdefault(_kind(row.outcome, row.passes_final), []).append((x, max(row.loss or 0.0, floor)))
     for kind, marker, color in (
@@ -260,7 +195,7 @@ def accuracy(page: Page) -> tuple[Figure, str]:
         axes.annotate(f"{name} threshold", (1, value), xycoords=("axes fraction", "data"), xytext=(-2, shift),
                       textcoords="offset points", ha="right", va=side, fontsize=7.5, color=RED)  # fmt: skip
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: _power_of_ten(value))
+    axes.yaxis.set_major_formatter(lambda value, _: power_of_ten(value))
     axes.set_ylim(floor / 2, top)
     if any(row.estimate is None for row in rows):
         axes.axvline((high + beyond) / 2, color=GRID, lw=0.8)
@@ -274,7 +209,7 @@ def accuracy(page: Page) -> tuple[Figure, str]:
     axes.set_ylabel(f"worst {page.loss_metric} loss")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.13), ncols=5, handletextpad=0.3)
     passing = len([row for row in rows if row.passes_final])
-    return figure, (
+    return image, (
         f"Worst {page.loss_metric} loss against latency of {len(rows)} trials on a logarithmic scale; {passing} are under the "
         f"final threshold of {page.threshold:g}."
     )
@@ -284,8 +219,8 @@ def pilot(page: Page) -> tuple[Figure, str]:
     """Sessions of the pilot's default builds."""
     if page.noise is None or not page.noise.pilot:
         raise NothingToShow("The pilot has not been measured, or all of its sessions were throttled.")
-    figure = _strips(page.noise.pilot)
-    return figure, (
+    image = _strips(page.noise.pilot)
+    return image, (
         f"Sessions of {len(page.noise.pilot)} default builds of the pilot. Standard deviation between builds "
         f"{page.noise.build_sd:.2%}, between sessions of one build {page.noise.session_sd:.2%}."
     )
@@ -295,10 +230,10 @@ def workers(page: Page) -> tuple[Figure, str]:
     """Controls of each worker over the run."""
     if page.noise is None or not any(worker.values for worker in page.noise.workers):
         raise NothingToShow("No worker has timed its own default engine beside its trials yet.")
-    figure, axes = _figure(2.5)
+    image, axes = figure(2.5)
     styles = [(BLUE, "o"), (GREEN, "s"), (ORANGE, "D"), (PURPLE, "^"), (RED, "v"), (MUTED, "P")]
     every = [100 * value for worker in page.noise.workers for value in worker.values]
-    low, high = _limits(np.array(every))
+    low, high = limits(np.array(every))
     for number, worker in enumerate(page.noise.workers):
         color, marker = styles[number % len(styles)]
         values = np.clip(100 * np.array(worker.values), low, high)
@@ -306,11 +241,11 @@ def workers(page: Page) -> tuple[Figure, str]:
         axes.plot(worker.after, values, marker, ls="-", color=color, ms=4, lw=0.9, alpha=0.75, label=label)
     axes.axhline(0, color=MUTED, lw=1, ls=(0, (4, 3)))
     axes.set_xlabel("trials finished")
-    _whole_numbers(axes)
+    whole_numbers(axes)
     axes.set_ylabel("against the pilot, %")
     if len(page.noise.workers) > 1:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.17), ncols=6)
-    return figure, (
+    return image, (
         f"{len(every)} timings of the default engine by {len(page.noise.workers)} workers over the run, "
         f"{min(every):+.1f} to {max(every):+.1f}% from the pilot's median."
     )
@@ -321,13 +256,13 @@ def final(page: Page) -> tuple[Figure, str]:
     if page.noise is None or not page.noise.final:
         raise NothingToShow("There are no sessions of a final yet.")
     builds = page.noise.final
-    figure = _strips(builds)
+    image = _strips(builds)
     own = [build.median for build in builds if build.is_candidate]
     default = [build.median for build in builds if not build.is_candidate]
     if not own:
-        return figure, f"The final timed {len(default)} default builds and no candidate."
+        return image, f"The final timed {len(default)} default builds and no candidate."
     wins = np.mean([one < other for one in own for other in default]) if default else 0.0
-    return figure, (
+    return image, (
         f"Sessions of the final: {len(own)} candidate builds against {len(default)} default builds, fastest at the top. "
         f"The candidate's build is the faster one in {wins:.0%} of all pairs."
     )
@@ -335,9 +270,9 @@ def final(page: Page) -> tuple[Figure, str]:
 
 def _strips(builds: Sequence[Build]) -> Figure:
     """A row per build: every session a dot, the median a bar."""
-    figure, axes = _figure(0.75 + 0.2 * len(builds))
+    image, axes = figure(0.75 + 0.2 * len(builds))
     every = 100 * np.concatenate([build.sessions for build in builds])
-    low, high = _limits(every)
+    low, high = limits(every)
     for position, build in enumerate(builds):
         color = GREEN if build.is_candidate else MUTED
         values = np.clip(100 * np.array(build.sessions), low, high)
@@ -352,63 +287,10 @@ def _strips(builds: Sequence[Build]) -> Figure:
     pad = 0.04 * (high - low) or 0.1
     axes.set_xlim(low - pad, high + pad)
     axes.set_xlabel("time per inference against the median default build, % (dot: a session, bar: a build's median)")
-    return figure
-
-
-def _whole_numbers(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _power_of_ten(value: float) -> str:
-    """`10⁻³`; matplotlib's own are formulas, which are off here."""
-    return "10" + str(round(np.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return image
 
 
 def _kind(outcome: str, passes_final: bool | None) -> str:
     if outcome == Outcome.FEASIBLE:
         return "passes the final threshold" if passes_final else "passes screening only"
     return "infeasible" if outcome == Outcome.INFEASIBLE else "another outcome"
-
-
-def _limits(times: Floats) -> tuple[float, float]:
-    """The range of times to show: all that is fast, while what is very slow is drawn at the edge."""
-    fastest, first, middle, third, slowest = (float(value) for value in np.quantile(times, [0, 0.25, 0.5, 0.75, 1]))
-    return fastest, min(slowest, third + max(6 * (third - first), 3 * (middle - fastest)))
-
-
-def _thinned(count: int) -> list[int]:
-    return list(range(count)) if count <= MOST_POINTS else [int(k) for k in np.linspace(0, count - 1, MOST_POINTS)]
-
-
-def _short(text: str, limit: int = _LABEL) -> str:
-    """One line that fits, cut in the middle."""
-    line = " ".join(plain_text(text).split())
-    return line if len(line) <= limit else f"{line[: limit * 2 // 3]} … {line[-(limit // 3 - 3) :]}"
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure as Canvas
-
-    figure = Canvas(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _svg(figure: Figure, name: str, alt: str) -> str:
-    """Inline SVG: no prologue, no metadata, ids of its own, sized by the page, colours by its theme."""
-    from markupsafe import escape
-
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = buffer.getvalue()
-    head, _, body = text[text.index("<svg") :].partition(">")
-    view = re.search(r'viewBox="([0-9. -]+)"', head)
-    body = re.sub(r'\bid="', f'id="{name}-', body)
-    body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", body)
-    for color, variable in _VARIABLES.items():
-        body = body.replace(color, f"var({variable})")
-    return (
-        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{view.group(1) if view else ""}" role="img" '
-        f'aria-label="{escape(plain_text(alt))}">{body}'
-    )

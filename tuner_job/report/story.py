@@ -127,7 +127,7 @@ def _under_way(reader: RunReader, plans: Sequence[PlanRecord], outcomes: Mapping
         return "Proving the pick", f"The final is under way: {what}. Nothing on this page is proven yet."
     planned = len({trial.trial for plan in plans for trial in plan.trials})
     return (
-        f"Exploring: {finished} trials finished",
+        f"Exploring: {finished} {'trial' if finished == 1 else 'trials'} finished",
         f"{planned} planned so far, at most {reader.run.inputs.search.max_trials}. What is seen here chose itself: "
         f"the best looks better than it is until the final has proven it.",
     )
@@ -180,7 +180,8 @@ def _claims(run: RunRecord, verdict: VerdictRecord) -> list[Claim]:
             f"It was chosen on the first half of the final's sessions and is described on the second."
         )
         if verdict.engine_percentile is not None:
-            text += f" {verdict.engine_percentile:.0%} of the other default builds are slower: a description, not a test."
+            others = "default builds" if verdict.significant else "other default builds"
+            text += f" {verdict.engine_percentile:.0%} of the {others} are slower: a description, not a test."
         claims.append(Claim("The published bytes", text, verdict.engine_gain))
     return claims
 
