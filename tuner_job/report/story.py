@@ -250,7 +250,7 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         Fact("run", run.run, code=True),
         Fact("trigger", f"{run.trigger}, {run.created_at}" + (f", rerun token {run.rerun_token}" if run.rerun_token else "")),
         Fact("seed", str(run.seed), code=True),
-        Fact("search", f"{search.strategy}, at most {search.max_trials} trials, {run.shards} {'shard' if run.shards == 1 else 'shards'}"),
+        Fact("search", f"{search.strategy}, at most {search.max_trials} trials, shards: {run.shards}"),
         Fact("inputs, digest", run.inputs_digest, code=True),
         Fact("identity", discovery.identity if discovery else "", code=True),
         Fact("knob list, digest", discovery.knobs_digest if discovery else "", code=True),
