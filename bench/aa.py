@@ -4,7 +4,10 @@
 
 writes bench/results/aa-simulated.{json,md}. Noise comes from recordings (bench/data), or from the pilot of a local run. A
 simulated final is planned from its own simulated pilot, sampled, and decided by the very code that decides real ones.
-docs/statistics.md has the preregistration of the real series, which `summarise` also evaluates.
+
+    python -m bench.aa real [--job examples/magika.yaml] [--device GPU] [--budget-seconds 600]
+
+runs (or goes on with) the real series that docs/statistics.md preregisters: bench.real.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench import real
+from bench.series import Floats, Summary, summarise, trtexec_claim
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.measurement import Session
 from tuner_job.api.messages import DiscoveryRecord
 from tuner_job.measure.decision import Decision, decide
 from tuner_job.measure.final import FinalDesign, design
 from tuner_job.measure.variance import components, median_variance, session_logs
-
-Floats = npt.NDArray[np.float64]
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "data" / "noise-encoder-h200.json.gz"
@@ -176,66 +179,10 @@ def simulate(noise: Noise, true_gain: float, min_improvement: float, seed: int) 
     return Final(plan, decision, true_gain, -math.expm1(ratio))
 
 
-def trtexec_claim(means: Sequence[float] | Floats) -> float:
-    """Gain that trtexec's rule claims: the mean of one run each, baseline first, strictly less wins; 0 if none did."""
-    return max(0.0, 1 - float(np.min(means[1:])) / float(means[0]))
-
-
 def trtexec_series(noise: Noise, seed: int, routes: int = ROUTES) -> float:
     """What it claims for the best of `routes` routes that are all equal."""
     rng = np.random.default_rng(seed)
     return trtexec_claim(np.exp(noise.builds(rng, routes + 1) + noise.sessions(rng, routes + 1, noise.means)))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A series of A/A finals."""
-
-    finals: int
-    false_winners: int
-    upper_bound: float
-    """One-sided 95 % Clopper–Pearson bound of the rate of false winners."""
-    median_interval_width: float
-    """Of the route's gain."""
-    claimed_by_trtexec: float | None
-    """Share of series in which trtexec's rule claims a win on the same noise."""
-    median_trtexec_claim: float | None
-
-
-def summarise(finals: Sequence[Decision], trtexec_claims: Sequence[float] = ()) -> Summary:
-    """What a series of A/A decisions shows; `trtexec_claims` are the gains that its rule claims on the same noise (0: none)."""
-    false = sum(one.significant for one in finals)
-    widths = [one.route_gain.high - one.route_gain.low for one in finals if one.route_gain is not None]
-    wins = [claim for claim in trtexec_claims if claim > 0]
-    return Summary(
-        len(finals),
-        false,
-        upper_bound(false, len(finals)),
-        float(np.median(widths)) if widths else 0.0,
-        len(wins) / len(trtexec_claims) if trtexec_claims else None,
-        float(np.median(wins)) if wins else None,
-    )
-
-
-def upper_bound(successes: int, count: int, confidence: float = 0.95) -> float:
-    """One-sided Clopper–Pearson upper bound: the rate at which so few successes have probability 1 - confidence."""
-    if successes >= count:
-        return 1.0
-    low, high = successes / count, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        tail = sum(math.comb(count, k) * middle**k * (1 - middle) ** (count - k) for k in range(successes + 1))
-        low, high = (middle, high) if tail > 1 - confidence else (low, middle)
-    return high
-
-
-def stopping(finals: int, false_winners: int) -> str:
-    """The preregistered rule: 0 of 59 passes; exactly one extends the series to 93; one of 93 passes; two fail at once."""
-    if false_winners > 1:
-        return "failed"
-    if (finals >= 59 and false_winners == 0) or finals >= 93:
-        return "passed"
-    return "continue"
 
 
 MARGINS = (0.01, 0.0)
@@ -337,7 +284,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     simulated.add_argument("--finals", type=int, default=200)
     simulated.add_argument("--pilot", type=Path, help="discovery.json of a local run: adds its noise to the recorded ones")
     simulated.add_argument("--output", type=Path, default=HERE / "results")
+    real.add_arguments(modes.add_parser("real", help="the preregistered series of real finals", description=real.__doc__))
     options = parser.parse_args(arguments)
+    if options.mode == "real":
+        real.main(options)
+        return
 
     noises = recorded() + ([from_pilot(options.pilot)] if options.pilot else [])
     cells = run(options.finals, noises)
