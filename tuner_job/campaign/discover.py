@@ -32,6 +32,9 @@ from tuner_job.trial.supervisor import TrialEnd
 PILOT_BUILDS = 4
 """Default builds whose spread tells build variance from session variance."""
 
+REFERENCE_SEED = 0
+"""The same in every run: the references are part of a result's identity, and another seed would leave the ledger useless."""
+
 log = logging.getLogger("trtfleet.worker")
 
 
@@ -132,7 +135,7 @@ def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...])
     if accuracy.source == "References":
         import_user_references(space.user_references(accuracy.uri), folder, cases, info.inputs, info.outputs, accuracy.outputs)
     else:
-        request = space.request("reference", folder, cases=cases, tensors=info.inputs, seed=space.run.seed)
+        request = space.request("reference", folder, cases=cases, tensors=info.inputs, seed=REFERENCE_SEED)
         good(space.insist(request), "making references with the unoptimised model")
     space.references = folder
     references = load(folder)
