@@ -10,6 +10,7 @@ from tuner_job.api.measurement import BASELINE, EngineFile
 from tuner_job.api.messages import Control, DiscoveryRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.workspace import Workspace
+from tuner_job.measure.controls import drifted
 
 TRIALS_PER_CONTROL = 4
 """A control is due before the first trial and again after so many."""
@@ -30,16 +31,18 @@ class Baseline:
         self._engine: tuple[Path, EngineFile] | None = None
         self._since = 0
         self._taken: list[Control] = []
+        self._all: list[Control] = []
 
     def before_trial(self) -> None:
-        """Take a control if one is due. A control that fails on infrastructure is left out, not made up."""
+        """Take a control if one is due; after one that is off the others, the next is due at once.
+
+        A control that fails on infrastructure is left out, not made up.
+        """
         if self._since == 0:
             self._time()
         self._since = (self._since + 1) % TRIALS_PER_CONTROL
-
-    def again(self) -> None:
-        """A drift was seen: take a control before the next trial."""
-        self._since = 0
+        if drifted(self._all, self._discovery, self._space.run.inputs.measure.metric):
+            self._since = 0
 
     def take(self) -> Sequence[Control]:
         """The controls since the last call."""
@@ -58,7 +61,9 @@ class Baseline:
         )
         end = self._space.insist(request)
         if end.outcome is Outcome.FEASIBLE and end.report is not None:
-            self._taken.append(Control(engine=engine.digest, timing=end.report.timings["baseline"]))
+            control = Control(engine=engine.digest, timing=end.report.timings["baseline"])
+            self._taken.append(control)
+            self._all.append(control)
 
     def _build(self) -> tuple[Path, EngineFile]:
         output = self._space.root / "baseline"

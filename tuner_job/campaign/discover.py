@@ -133,7 +133,7 @@ def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...])
     accuracy = space.run.inputs.accuracy
     folder = space.root / "references"
     if accuracy.source == "References":
-        import_user_references(space.user_references(accuracy.uri), folder, cases, info.inputs, info.outputs, accuracy.outputs)
+        import_user_references(space.user_references(), folder, cases, info.inputs, info.outputs, accuracy.outputs)
     else:
         request = space.request("reference", folder, cases=cases, tensors=info.inputs, seed=REFERENCE_SEED)
         good(space.insist(request), "making references with the unoptimised model")

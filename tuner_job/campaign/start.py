@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner_job.api.base import InputError
 from tuner_job.api.effective import inputs_digest, run_id
 from tuner_job.api.messages import Owner, RunInputs, RunRecord
 from tuner_job.store import layout
@@ -19,7 +20,10 @@ def start_run(
     rerun_token: str = "",
     trigger: str = "Created",
 ) -> RunRecord:
-    """The run of these inputs: a new one, or the one that exists already, as it was started."""
+    """The run of these inputs: a new one, or the one that exists already, as it was started.
+
+    Raises InputError if it is retired.
+    """
     digest = inputs_digest(inputs)
     run = run_id(owner, target, digest, rerun_token)
     record = RunRecord(
@@ -34,6 +38,11 @@ def start_run(
         shards=shards,
         created_at=timestamp(),
     )
+    if store.exists(layout.retired(run)):
+        raise InputError(
+            f"run {run} is retired and about to be deleted from {store.url}; set another rerun token to tune anew",
+            reason="RunRetired",
+        )
     key = layout.run(run)
     if create_record(store, key, record):
         return record

@@ -15,7 +15,7 @@ from tuner_job.api.child import ChildRequest, Limits, MeasureSettings, Phase, Sh
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.messages import DiscoveryRecord, RunRecord, VariantInput
 from tuner_job.api.tensors import TensorSpec
-from tuner_job.model.digest import digest
+from tuner_job.model.digest import digest, digest_files
 from tuner_job.model.fetch import fetch
 from tuner_job.store import layout
 from tuner_job.store.blobs import get_blob_file
@@ -60,18 +60,25 @@ class Workspace:
         self._check_room()
         return tuple(known)
 
-    def user_references(self, uri: str) -> Path:
-        """The file or folder of references that the user named, here."""
+    def user_references(self) -> Path:
+        """The file or folder of references that the user named, here, unchanged since the run was planned. Raises InputError."""
+        uri, expected = self.run.inputs.accuracy.uri, self.run.inputs.accuracy.digest
         scheme = uri.partition("://")[0] if "://" in uri else ""
         if scheme in ("", "file"):
             path = Path(unquote(urlsplit(uri).path)) if scheme else Path(uri)
             if not path.exists():
                 raise InputError(f"accuracy.references: {path} does not exist")
-            return path
-        path = self.root / "user-references" / uri.rstrip("/").rpartition("/")[2]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.remote.download(uri, path):
-            self.remote.download_folder(uri, path)
+        else:
+            path = self.root / "user-references" / uri.rstrip("/").rpartition("/")[2]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.remote.download(uri, path):
+                self.remote.download_folder(uri, path)
+        if expected is not None and (actual := digest_files(path)) != expected:
+            raise InputError(
+                f"accuracy.references: {uri} has digest {actual}, but the run was planned with {expected}; "
+                f"start the command again",
+                reason="ReferencesChanged",
+            )
         return path
 
     def unpack_references(self, discovery: DiscoveryRecord) -> None:

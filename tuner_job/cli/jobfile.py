@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,7 @@ from tuner_job.api.effective import inputs_digest, run_id, run_inputs
 from tuner_job.api.messages import Owner, RunInputs
 from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import Target, TuningJob
-from tuner_job.model.digest import digest
+from tuner_job.model.digest import digest, digest_files
 from tuner_job.model.fetch import fetch
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.pointers import PointerName
@@ -109,7 +108,7 @@ class JobFile:
         accuracy = inputs.accuracy
         if accuracy.uri and _is_local(accuracy.uri):
             path = _local_path(accuracy.uri, base)
-            accuracy = accuracy.model_copy(update={"uri": path.as_uri(), "digest": accuracy.digest or _content_digest(path)})
+            accuracy = accuracy.model_copy(update={"uri": path.as_uri(), "digest": accuracy.digest or digest_files(path)})
         return inputs.model_copy(update={"variants": tuple(variants), "accuracy": accuracy})
 
     def run_id(self, target: Target, inputs: RunInputs) -> str:
@@ -182,14 +181,3 @@ def _local_path(uri: str, base: Path) -> Path:
     if not path.exists():
         raise InputError(f"accuracy.references: {path} does not exist")
     return path.resolve()
-
-
-def _content_digest(path: Path) -> str:
-    """Digest over the names and bytes of a file, or of all files below a folder."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            part = hashlib.file_digest(stream, "sha256").hexdigest()
-        total.update(f"{file.relative_to(path)}\0{part}\n".encode())
-    return total.hexdigest()

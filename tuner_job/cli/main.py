@@ -10,6 +10,7 @@ import click
 
 from tuner_job import __version__
 from tuner_job.api.base import TrtfleetError
+from tuner_job.api.documents import InvalidDocuments
 from tuner_job.cli.exits import Exit, exit_code
 
 
@@ -65,7 +66,9 @@ def main() -> None:
     except TrtfleetError as error:
         if "--json" in sys.argv:
             click.echo(json.dumps({"error": {"reason": error.reason, "message": str(error)}}))
-        click.echo(f"trtfleet: {error}", err=True)
+        problems = error.problems if isinstance(error, InvalidDocuments) else (str(error),)
+        for problem in problems:
+            click.echo(f"trtfleet: {problem}", err=True)
         sys.exit(exit_code(error))
     except BrokenPipeError:
         sys.stderr.close()

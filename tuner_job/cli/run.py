@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from tuner_job.api.base import InputError
-from tuner_job.api.messages import RunRecord, VerdictRecord
+from tuner_job.api.messages import PointerRecord, RunRecord, VerdictRecord
 from tuner_job.api.tuningjob import Target
 from tuner_job.campaign.local import LocalExecutor
 from tuner_job.campaign.progress import progress
@@ -19,10 +19,10 @@ from tuner_job.cli.live import LiveRun
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
 from tuner_job.cli.show import print_results, verdict_text
 from tuner_job.report.html import write_report
-from tuner_job.store import publish
+from tuner_job.store import pointers
 from tuner_job.store.keys import TrustRoot, signer
+from tuner_job.store.publish import publish
 from tuner_job.store.verify import verify
-from tuner_job.trial.scratch import Scratch, prepare
 
 
 @click.command("run")
@@ -112,16 +112,37 @@ class _Session:
 
     def _publish(self, run: RunRecord, verdict: VerdictRecord) -> dict[str, object]:
         store = self._place.store
-        promotion = (self._jobfile.job.spec.publish and self._jobfile.job.spec.publish.promotion) or "Automatic"
-        published = publish.publish(store, run, verdict, signer(), current_inputs_digest=run.inputs_digest, promotion=promotion)
-        prepare(self._folder / "scratch")
-        with Scratch(self._folder / "scratch", "verify") as scratch:
-            verified = verify(store, published.digest, TrustRoot.load(), scratch=scratch)
-        state = "served" if published.served else "waits: promotion is Manual" if promotion == "Manual" else "pinned elsewhere"
+        wish = self._jobfile.job.spec.publish
+        promotion = (wish and wish.promotion) or "Automatic"
+        published = publish(store, run, verdict, signer(), current_inputs_digest=run.inputs_digest, promotion=promotion)
+        pointer = published.pointer
+        if pointer is not None and not published.served and _was_overtaken(pointer):
+            # The job was edited back to what this run had tuned for: serve its engine again.
+            name = self._jobfile.pointer(self._target)
+            pointer = pointers.move(store, name, published.digest, why=pointers.PUBLISHED, expected_generation=pointer.generation)
+        if pointer is not None and wish is not None and wish.keep is not None:
+            pointer = pointers.trim(store, self._jobfile.pointer(self._target), wish.keep)
+        verified = verify(store, published.digest, TrustRoot.load(), scratch=self._folder)
+        state = _state(pointer, published.digest)
         self._console.print(
             f"published and verified: manifest {published.digest[:16]} ({state}), engine {verified.engine.digest[:16]}, "
             f"{verified.engine.size} bytes, signed by {', '.join(key[:16] for key in verified.signers)}",
             soft_wrap=True,
             highlight=False,
         )
-        return {"manifest": published.digest, "served": published.served, "engine": verified.engine.digest}
+        return {"manifest": published.digest, "state": state, "engine": verified.engine.digest}
+
+
+def _was_overtaken(pointer: PointerRecord) -> bool:
+    """Another run's engine is served, and no person decided so."""
+    return pointer.pinned is None and pointer.current.why == pointers.PUBLISHED
+
+
+def _state(pointer: PointerRecord | None, manifest: str) -> str:
+    if pointer is None:
+        return "waits for `trtfleet promote`"
+    if pointer.current.manifest == manifest:
+        return "served"
+    if pointer.pinned is not None:
+        return f"held: the pointer is pinned to {pointer.pinned[:16]}"
+    return f"not served: the pointer was moved by {pointer.current.why} to {pointer.current.manifest[:16]}"

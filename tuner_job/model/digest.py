@@ -31,3 +31,12 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def digest_files(path: Path) -> str:
+    """Digest over the names and bytes of all files below a folder, or of one file: the same wherever they lie."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file.relative_to(path)}\0{_sha256(file)}\n".encode())
+    return total.hexdigest()
