@@ -28,6 +28,8 @@ from tuner_job.store.tries import mark_dead
 STOP_PATIENCE = 30.0
 """Seconds that workers get to say in their beat that they stop, before they are killed."""
 
+DYING_SECONDS = 10.0
+
 DEATHS_WITHOUT_PROGRESS = 6
 """Workers killed in a row with no new result after which the run is given up: twice what convicts a trial."""
 
@@ -212,8 +214,16 @@ class LocalExecutor:
         for name in self._reader.workers():
             self._attempt = max(self._attempt, int(name.partition("-")[0]))
             beat = self._reader.beat(name)
-            if beat is not None and beat.state is BeatState.RUNNING and is_gone(beat.worker_id):
+            if beat is not None and beat.state is BeatState.RUNNING and _is_dying(beat.worker_id):
                 mark_dead(self._store, self._run, name, cause="explained", detail="its trtfleet run ended")
+
+
+def _is_dying(worker_id: str) -> bool:
+    """Whether a predecessor's worker is gone: the kernel frees a killed executor's lock a moment before it ends its workers."""
+    give_up = time.monotonic() + DYING_SECONDS
+    while (gone := is_gone(worker_id)) is False and time.monotonic() < give_up:
+        time.sleep(0.02)
+    return gone is True
 
 
 def stop_marker(store: ObjectStore, run: str, attempt: int, reason: str) -> None:

@@ -43,7 +43,9 @@ class TrialRunner:
         baseline.before_trial()
         started = time.monotonic()
         end = self._attempt(planned)
-        while end.retriable and claim.number < MAX_INFRASTRUCTURE_TRIES:
+        for _ in range(MAX_INFRASTRUCTURE_TRIES - 1):  # by this worker: tries that others lost are not the trial's fault
+            if not end.retriable:
+                break
             again = claim.again(PreviousEnd(cause="infrastructure", detail=end.reason[:500]))
             if again is None:
                 break
