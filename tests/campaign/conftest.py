@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from rig.tiny import write_tiny_model
 
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.messages import AccuracyInput, RunInputs, RuntimeIdentity, SearchInput, VariantInput
@@ -18,25 +16,7 @@ from tuner_job.model.digest import digest
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     """y = relu(x W) V, float32 [1, 32] → [1, 8]."""
-    rng = np.random.default_rng(0)
-    weights = [
-        numpy_helper.from_array(rng.standard_normal((32, 64)).astype(np.float32), "w"),
-        numpy_helper.from_array(rng.standard_normal((64, 8)).astype(np.float32), "v"),
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"]),
-            helper.make_node("Relu", ["h"], ["r"]),
-            helper.make_node("MatMul", ["r", "v"], ["y"]),
-        ],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
-        weights,
-    )
-    path = tmp_path / "tiny.onnx"
-    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)]), path)
-    return path
+    return write_tiny_model(tmp_path / "tiny.onnx")
 
 
 @pytest.fixture
