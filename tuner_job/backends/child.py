@@ -31,7 +31,7 @@ from tuner_job.accuracy import references
 from tuner_job.accuracy.generate import generate_inputs
 from tuner_job.accuracy.losses import Comparison
 from tuner_job.accuracy.references import References, Sample
-from tuner_job.api.base import InputError
+from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.child import EXIT_NO_SPACE, PHASE_FD, REPORT_FILE, REQUEST_FILE, ChildReport, ChildRequest, Phase
 from tuner_job.api.measurement import EngineFile, Losses, Timing
 from tuner_job.backends.protocol import Backend, BadModel, BuildRefused, Engine, Tensors, Unsupported
@@ -185,6 +185,8 @@ def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> Chil
         return ended("unsupported", str(error))
     except (BadModel, InputError) as error:
         return ended("invalidInput", str(error))
+    except TrtfleetError as error:
+        return ended("failed", str(error))
     except Exception as error:  # whatever a library raises ends this trial, and only this one
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             raise
@@ -207,7 +209,10 @@ def find_backend(name: str, backends: Mapping[str, BackendFactory] | None) -> Ba
                 raise InputError(f"backend {name}: cannot be imported: {error}; install its library in the worker") from error
             return factory
         known = sorted(installed)
-    raise InputError(f"backend {name!r}: not installed (entry points {ENTRY_POINTS}: {', '.join(known) or 'none'})")
+    raise InputError(
+        f"backend {name!r}: not installed (entry points {ENTRY_POINTS}: {', '.join(known) or 'none'}); "
+        "install the package that brings it, or name a runtime of another family"
+    )
 
 
 def main(arguments: Sequence[str] | None = None, backends: Mapping[str, BackendFactory] | None = None) -> int:

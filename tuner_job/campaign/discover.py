@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,10 +17,12 @@ from tuner_job.accuracy.weakness import warnings
 from tuner_job.api.base import InputError, TrtfleetError, digest_of
 from tuner_job.api.child import ChildReport, ShapeCase
 from tuner_job.api.measurement import BASELINE, Device, Losses
-from tuner_job.api.messages import DiscoveryRecord, PilotBuild, RuntimeIdentity
+from tuner_job.api.messages import DiscoveryRecord, PilotBuild, RunInputs, RuntimeIdentity
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.rounds import space_of, start_with, strategy_of
 from tuner_job.campaign.workspace import Workspace
+from tuner_job.measure.constraints import P99
+from tuner_job.measure.summary import latency
 from tuner_job.measure.variance import components, session_logs
 from tuner_job.model.inspect import ModelInfo, check_variant, inspect
 from tuner_job.model.shapes import resolve_cases
@@ -54,17 +57,23 @@ def discover(space: Workspace) -> DiscoveryRecord:
     """Everything that later workers rely on. Raises InputError (the user's), TrtfleetError (the machine's) or Stopped."""
     inputs = space.run.inputs
     check_thresholds(inputs.accuracy.metric, inputs.accuracy.threshold, inputs.accuracy.screening_threshold)
+    if inputs.plugins:
+        raise InputError(
+            f"model.plugins: backend {inputs.runtime.backend} loads none; leave them out", reason="PluginsUnsupported"
+        )
     variants = space.fetch_models(inputs.variants)
     info = _inspected(space)
     cases = resolve_cases(info, inputs.cases)
     device, described = describe(space)
     require_runtime(inputs.runtime, described.versions)
+    require_hardware(inputs.hardware, device)
     knobs = described.knobs or ""
     search_space = space_of(inputs, knobs)
     start_with(inputs, search_space)
     strategy_of(inputs).estimate(search_space, Budget(inputs.search.max_trials, 0, inputs.search.max_trials))
     references_digest, weak = _references(space, info, cases)
     pilot, losses = _pilot(space, cases, references_digest)
+    _require_samples(inputs, pilot)
     noise = components([session_logs(build.timing, cases, inputs.measure.metric) for build in pilot])
     environment = steering(os.environ, {})
     knobs_digest = digest_of(knobs.encode())
@@ -111,7 +120,10 @@ def _inspected(space: Workspace) -> ModelInfo:
 
 def describe(space: Workspace) -> tuple[Device, ChildReport]:
     """The device that this worker has, with knob list and versions."""
-    report = good(space.insist(space.request("describe", None)), "describing the device")
+    end = space.insist(space.request("describe", None))
+    if end.outcome in (Outcome.CRASHED, Outcome.UNSUPPORTED) and end.report is not None:
+        raise InputError(f"device {space.run.inputs.device_type}: {end.reason}", reason="DeviceUnusable")
+    report = good(end, "describing the device")
     if report.device is None:
         raise DiscoveryFailed("the backend did not say which device it has")
     return report.device, report
@@ -126,6 +138,35 @@ def require_runtime(runtime: RuntimeIdentity, versions: dict[str, str]) -> None:
             f"use the image (or install the version) that the TunerRuntime names",
             reason="RuntimeMismatch",
         )
+
+
+def require_hardware(asked: Mapping[str, str], device: Device) -> None:
+    """The device that is here must be the one that the target names. Node labels are the scheduler's matter."""
+    product, profile, count = asked.get("product", ""), asked.get("migProfile", ""), int(asked.get("count", "1"))
+    here = _letters(device.product)
+    # Node labels append how a GPU is shared: NVIDIA-L40S-SHARED, NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
+    if product and _letters(product) != here and not _letters(product).startswith((f"{here}shared", f"{here}mig")):
+        wrong = f"gpu.product {product}, but this worker has {device.product}"
+    elif profile and profile != device.mig_profile:
+        wrong = f"gpu.migProfile {profile}, but this worker has {device.mig_profile or 'a whole GPU'}"
+    elif count > 1 and count != device.count:
+        wrong = f"gpu.count {count}, but its backend uses {device.count}"
+    else:
+        return
+    raise InputError(f"target.device: the job asks for {wrong}; change the target, or run it where that hardware is",
+                     reason="HardwareMismatch")  # fmt: skip
+
+
+def _letters(product: str) -> str:
+    """Labels write `NVIDIA-L40S` for the driver's `NVIDIA L40S`."""
+    return "".join(c for c in product.casefold() if c.isalnum())
+
+
+def _require_samples(inputs: RunInputs, pilot: Sequence[PilotBuild]) -> None:
+    """LatencyP99 needs so many samples: say so before a round is spent. Raises TooFewSamples, NoUsableSession."""
+    if P99 in (inputs.measure.metric, *inputs.constraints):
+        for timing in (timing for build in pilot for timing in build.timing):
+            latency(timing, "LatencyP99")
 
 
 def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...]) -> tuple[str, tuple[str, ...]]:

@@ -19,6 +19,7 @@ from tuner_job.api.messages import DISCOVER, FINAL, BeatState, StopRecord, Verdi
 from tuner_job.campaign.exits import WorkerExit
 from tuner_job.campaign.processes import is_gone
 from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.stages import WrongDevice
 from tuner_job.campaign.worker import STORE_OPTIONS, Stage
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
@@ -241,6 +242,8 @@ def _reported(process: _Process) -> TrtfleetError:
     code = process.popen.returncode
     if code == WorkerExit.BAD_INPUT:
         return InputError(message, reason=reason)
+    if code == WorkerExit.WRONG_DEVICE:
+        return WrongDevice(message, reason=reason)
     if code == WorkerExit.STORE_UNUSABLE:
         return StoreUnavailable(message, reason=reason)
     return RunFailed(message, reason=reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,7 +9,6 @@ import yaml
 
 from tuner_job.accuracy.losses import loss_of
 from tuner_job.api.base import InputError
-from tuner_job.api.measurement import Metric
 from tuner_job.api.messages import ResultRecord, RunInputs
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
@@ -21,6 +19,7 @@ from tuner_job.measure.summary import latency
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.routes.tuning_cache import CacheHeader, CacheRow, default_build_route, read_tuning_cache, write_tuning_cache
+from tuner_job.store.folder import written_aside
 
 _ALGORITHMS = {"l0": "L0", "l1": "L1", "l2": "L2", "lInf": "LInf", "cosine": "Cosine"}
 
@@ -42,7 +41,7 @@ def import_command(cache: Path, knob_file: Path | None, top: int, output: Output
         raise InputError("import: give the knob list of the TensorRT that wrote the cache with --knobs")
     if cache.stat().st_size > MAX_CACHE_BYTES:
         raise InputError(f"{cache}: longer than {MAX_CACHE_BYTES} bytes; that is no tuning cache")
-    knobs = parse_knob_list(knob_file.read_text())
+    knobs = parse_knob_list(knob_file.read_text(errors="replace"))
     found = read_tuning_cache(cache.read_text(errors="replace"), knobs, str(cache))
     feasible = [row for row in found.rows if row.outcome is Outcome.FEASIBLE and str(row.route)]
     best = sorted(feasible, key=lambda row: row.gpu_time or 0.0)
@@ -92,15 +91,10 @@ def export_command(
         for number, result in enumerate(results, 1)
     ]
     text = write_tuning_cache(_header(inputs, knobs.tuner_version, default_build_route(knobs)), rows)
-    aside = output_file.with_name(f".{output_file.name}.part")
-    aside.write_text(text)
-    os.replace(aside, output_file)
+    with written_aside(output_file) as file:
+        file.write(text.encode())
     output.print(f"{len(rows)} rows written to {output_file}")
     output.print_json({"rows": len(rows), "file": str(output_file)})
-
-
-def _losses(result: ResultRecord, metric: Metric) -> dict[str, float] | None:
-    return {loss.output: loss_of(loss, metric) for loss in result.losses.outputs} if result.losses else None
 
 
 def _is_foreign(result: ResultRecord) -> bool:

@@ -14,9 +14,10 @@ from tuner_job.store.pointers import PointerRefused
 
 
 class Exit(IntEnum):
-    """2 is a wrong command line (click's own)."""
+    """What the command's end means."""
 
     OK = 0
+    USAGE = 2
     VERIFICATION_FAILED = 3
     REFUSED = 4  # a pointer does not allow the change
     BAD_INPUT = 64
@@ -30,7 +31,7 @@ class Exit(IntEnum):
 _CODES: tuple[tuple[type[TrtfleetError], Exit], ...] = (
     (VerificationFailed, Exit.VERIFICATION_FAILED),
     (PointerRefused, Exit.REFUSED),
-    (StoreNotConditional, Exit.STORE_UNUSABLE),
+    (StoreNotConditional, Exit.BAD_INPUT),  # it will be no better later
     (StoreUnavailable, Exit.STORE_UNUSABLE),
     (StoreReadOnly, Exit.STORE_UNUSABLE),
     (StoreFull, Exit.STORE_UNUSABLE),

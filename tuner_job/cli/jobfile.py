@@ -54,7 +54,7 @@ class JobFile:
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from None
+            raise InputError(f"job file {path}: {error.strerror}; give the path of a YAML file with a TuningJob") from None
         if len(data) > MAX_FILE_BYTES:
             raise InputError(f"{path}: longer than {MAX_FILE_BYTES} bytes; that is no job file")
         try:
@@ -91,7 +91,10 @@ class JobFile:
         known = {runtime.name for runtime in self.documents.runtimes}
         if reference is not None and reference.name == EMBEDDED_RUNTIME and EMBEDDED_RUNTIME not in known:
             return embedded_runtime()
-        return self.documents.runtime_of(self.job, target)
+        try:
+            return self.documents.runtime_of(self.job, target)
+        except InputError as error:
+            raise InputError(f"{error}; `{EMBEDDED_RUNTIME}` is the installed one and needs no document") from None
 
     def inputs(self, target: Target) -> RunInputs:
         """Effective values with local paths made absolute and local files digested, so that an edited model is another run."""
@@ -128,7 +131,11 @@ class JobFile:
             return open_place(url)
         if name == LOCAL and LOCAL not in known:
             return open_place((folder.resolve() / "store").as_uri())
-        return _declared(self.documents.store_of(self.job), folder)
+        try:
+            declared = self.documents.store_of(self.job)
+        except InputError as error:
+            raise InputError(f"{error}; `{LOCAL}` is a folder below --folder and needs no document") from None
+        return _declared(declared, folder)
 
 
 def open_place(url: str) -> Place:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from typing import ClassVar
+import traceback
+from collections.abc import Sequence
+from typing import ClassVar, NoReturn
 
 import click
 
@@ -52,28 +55,44 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Never a traceback for what a user or a store did."""
+    """Never a traceback for what a user, a store or a disk did. SIGTERM and a closed terminal stop a run as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it stays ignored
+            signal.signal(number, signal.default_int_handler)
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="trtfleet", standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "trtfleet"
+        _fail("Usage", [f"{error.format_message().rstrip('.')}; see `{command} --help`"], Exit.USAGE)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        _fail("Usage", [error.format_message()], Exit.USAGE)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("trtfleet: stopped", err=True)
-        sys.exit(Exit.STOPPED)
+        _fail("Stopped", ["stopped; nothing is lost: the same command goes on"], Exit.STOPPED)
+    except InvalidDocuments as error:
+        _fail(error.reason, error.problems, exit_code(error))
     except TrtfleetError as error:
-        if "--json" in sys.argv:
-            click.echo(json.dumps({"error": {"reason": error.reason, "message": str(error)}}))
-        problems = error.problems if isinstance(error, InvalidDocuments) else (str(error),)
-        for problem in problems:
-            click.echo(f"trtfleet: {problem}", err=True)
-        sys.exit(exit_code(error))
+        _fail(error.reason, [str(error)], exit_code(error))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(Exit.FAILED)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _fail("FileUnusable", [f"{what}; is there room, and may it be written?"], Exit.STORE_UNUSABLE)
+    except Exception:  # a mistake of ours, to be reported with all of it
+        traceback.print_exc()
+        sys.exit(Exit.FAILED)
     sys.exit(code or Exit.OK)
+
+
+def _fail(reason: str, problems: Sequence[str], code: Exit) -> NoReturn:
+    """A line a problem on standard error; under --json all of them in one document on standard output as well."""
+    if "--json" in sys.argv:
+        click.echo(json.dumps({"error": {"reason": reason, "message": "\n".join(problems)}}, ensure_ascii=False))
+    for problem in problems:
+        click.echo(f"trtfleet: {problem}", err=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

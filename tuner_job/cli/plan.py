@@ -156,7 +156,7 @@ def _discovery(
 def _knob_list(knob_file: Path | None, discovery: DiscoveryRecord | None, inputs: RunInputs, folder: Path) -> str:
     """The list that the user gives, that the run discovered, or that the installed library tells. Nothing is built for it."""
     if knob_file is not None:
-        return knob_file.read_text()
+        return knob_file.read_text(errors="replace")
     if discovery is not None:
         return discovery.knobs
     version = installed(inputs.runtime.family)

@@ -54,6 +54,10 @@ def run_command(
         raise InputError(f"TuningJob {jobfile.job.name}: spec.suspend is true; set it to false to run", reason="Suspended")
     targets = [jobfile.target(target_name)] if target_name else list(jobfile.job.spec.targets)
     place = jobfile.place(store_url, folder)
+    if place.store.url.startswith("memory:"):
+        raise InputError(f"store {place.store.url}: memory belongs to one process, but workers are processes; use a folder")
+    if not no_publish:
+        signer()  # a key that cannot be made or read is better met now than after the final
     answers = []
     for target in targets:
         session = _Session(jobfile, target, place, folder, workers, output.console)
@@ -97,7 +101,7 @@ class _Session:
             ).complete()
         results = list(reader.fold().folded)
         print_results(self._console, progress(reader), results)
-        self._console.print(verdict_text(run, verdict))
+        self._console.print(verdict_text(run, verdict), soft_wrap=True)
         report = write_report(reader, self._folder / "reports" / f"{run.run}.html")
         answer: dict[str, object] = {
             "run": run.run,

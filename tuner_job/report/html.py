@@ -38,8 +38,9 @@ def write_page(page: Page, path: Path) -> Path:
         aside.write_bytes(data)
         aside.replace(path)
     except OSError as error:
-        _discard(aside)
         raise InputError(f"{path}: the report cannot be written: {error.strerror}; choose another place with -o") from None
+    finally:
+        _discard(aside)
     return path
 
 
