@@ -67,7 +67,8 @@ class ScriptedTimer:
         self._rng = np.random.default_rng()
 
     def sample(self, count: int) -> np.ndarray:
-        return 0.01 * np.exp(self._rng.normal(0, 0.01, count))
+        time.sleep(0.001 * count)
+        return 0.001 * np.exp(self._rng.normal(0, 0.01, count))
 
     def throttled(self) -> bool:
         return False

@@ -177,3 +177,42 @@ def test_a_misspelt_knob_is_answered_with_the_nearest_name() -> None:
     run = run_record("OneAtATime", include=("-kk7",))
     with pytest.raises(InputError, match=r"-kk7.*did you mean.*-k7|-kk7.*nearest.*-k7"):
         space_of(run.inputs, discovery_record(run).knobs)
+
+
+def with_constraints(run: RunRecord, **limits: float) -> RunRecord:
+    return run.model_copy(update={"inputs": run.inputs.model_copy(update={"constraints": limits})})
+
+
+def test_a_route_that_breaks_a_constraint_is_not_picked() -> None:
+    def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
+        found = result_record(run, planned, {"-k2=off": 0.8, "-k5=off": 0.9})
+        assert found.engine is not None
+        size = 1000 if "-k2" in planned.candidate.route else 10
+        return found.model_copy(update={"engine": found.engine.model_copy(update={"size": size})})
+
+    _, final = play(with_constraints(run_record("OneAtATime"), EngineSize=100), answer)
+    assert final.pick is not None
+    assert final.pick.route == "-k5=off"
+    _, final = play(with_constraints(run_record("OneAtATime"), LatencyP50=0.7e-3), answer)
+    assert final.pick is None
+
+
+def test_a_route_that_only_rebuilds_the_default_engine_is_not_picked() -> None:
+    def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
+        found = result_record(run, planned, {"-k2=off": 0.98})
+        assert found.engine is not None
+        same = "-k2" in planned.candidate.route
+        return found.model_copy(
+            update={"engine": found.engine.model_copy(update={"fingerprint": "base"}) if same else found.engine}
+        )
+
+    _, final = play(run_record("OneAtATime"), answer)
+    assert final.pick is None
+
+
+def test_more_routes_to_start_with_than_a_round_holds_are_all_tried_first() -> None:
+    wished = tuple(f"-k{i}=off -k{j}=off" for i in range(4) for j in range(i + 1, 8))
+    run = run_record("Adaptive", max_trials=30, start_with=wished)
+    fold, _ = play(run, faster)
+    routes = [t.candidate.route for p in fold.plans for t in p.trials]
+    assert routes[: len(wished)] == list(wished)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -159,12 +160,12 @@ class Observed:
 
     def built(self, pattern: str) -> int:
         """How many engines of `pattern` lie in the folders of the workers that live."""
-        folders = [
-            folder
-            for worker in self.processes("worker")
-            for folder in (self.out / "scratch").glob(f"trtfleet-worker-{_name(worker)}-*")
-        ]
-        return sum(len(list(folder.glob(pattern))) for folder in folders)
+        count = 0
+        for words in map(_words, self.processes("worker")):
+            options = dict(pairwise(words))
+            name = f"{options.get('--attempt')}-{options.get('--index')}"
+            count += sum(len(list(own.glob(pattern))) for own in (self.out / "scratch").glob(f"trtfleet-worker-{name}-*"))
+        return count
 
     # its processes
 
@@ -174,18 +175,19 @@ class Observed:
         if victim == "cli":
             return [psutil.Process(self.cli.pid)]
         module = "tuner_job.campaign.worker" if victim == "worker" else "tuner_job.backends.child"
+        try:
+            family = psutil.Process(self.cli.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
         found = []
-        for process in psutil.Process(self.cli.pid).children(recursive=True):
-            try:
-                words = process.cmdline()
-                if module not in words or process.status() == psutil.STATUS_ZOMBIE:
-                    continue
-                if victim in ("child", "spare"):
-                    begun = (Path(words[words.index(module) + 1]) / REQUEST_FILE).exists()
-                    if begun != (victim == "child"):
-                        continue
-            except psutil.NoSuchProcess:
+        for process in family:
+            words = _words(process)
+            if module not in words:
                 continue
+            if victim in ("child", "spare"):
+                begun = (Path(words[words.index(module) + 1]) / REQUEST_FILE).exists()
+                if begun != (victim == "child"):
+                    continue
             found.append(process)
         return found
 
@@ -197,12 +199,12 @@ class Observed:
         return [*(" ".join(words) for words in processes), *map(str, files)]
 
 
-def _name(worker: psutil.Process) -> str:
+def _words(process: psutil.Process) -> list[str]:
+    """Its command line; empty when it is gone or just going."""
     try:
-        words = worker.cmdline()
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
     except psutil.NoSuchProcess:
-        return "none"
-    return f"{words[words.index('--attempt') + 1]}-{words[words.index('--index') + 1]}"
+        return []
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,8 @@ class Point:
     victim: Victim
     seen: Callable[[Observed], bool]
     delay: float = 0.0
+    before: Callable[[Observed], bool] | None = None
+    """What a kill that comes in time forestalls. Some gaps are a few milliseconds wide, so this is told, not demanded."""
 
 
 @dataclass
@@ -253,6 +257,7 @@ class Killer:
             victims = self.observed.processes(point.victim)
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself just now
             self.rng.choice(victims).kill()
+        in_time = "" if point.before is None else ", too late" if point.before(self.observed) else ", in time"
         self.kills += 1
         self.repeats += self.observed.workers if point.victim == "cli" else 1
         if point.victim == "cli":
@@ -260,4 +265,6 @@ class Killer:
             self.observed.cli.wait()
             self.observed.start()
         self._finished_at_kill = self.observed.finished()
-        print(f"{self.kills}. killed {point.victim} {point.what} + {point.delay:.2f} s, {self._finished_at_kill} results")
+        print(
+            f"{self.kills}. killed {point.victim} {point.what} + {point.delay:.2f} s, {self._finished_at_kill} results{in_time}"
+        )
