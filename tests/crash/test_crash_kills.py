@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,9 @@ FINAL_BUILDS = 15
 """… and builds after which the final begins to time."""
 
 
+Seen = Callable[[Observed], bool]
+
+
 @pytest.fixture
 def rng() -> random.Random:
     """CRASH_SEED repeats a run's points, victims and delays; what the processes are at then differs a little all the same."""
@@ -36,7 +39,7 @@ def discovering(rng: random.Random) -> Iterator[Point]:
     yield Point("as discover is claimed", first, lambda o: o.has(lambda run: layout.claim(run, "discover", 1)), rng.uniform(0, 2))
     yield Point("after a pilot build", second, lambda o: o.built("pilot-*") >= 1, rng.uniform(0, 0.5))
     yield Point("after two pilot builds", third, lambda o: o.built("pilot-*") >= 2, rng.uniform(0, 0.5))
-    yield Point("between discovery and plan", "worker", lambda o: o.has(layout.discovery))
+    yield Point("between discovery and plan", "worker", lambda o: o.has(layout.discovery), before=planned(1))
 
 
 def exploring(rng: random.Random, killer: Killer) -> Iterator[Point]:
@@ -50,13 +53,18 @@ def exploring(rng: random.Random, killer: Killer) -> Iterator[Point]:
         (n, Point(f"after {n} results", victim, killer.progressed(n), rng.uniform(0, 1.0)))
         for n, victim in zip(sorted(rng.sample(inside, len(victims))), victims, strict=True)
     ] + [
-        (n * ROUND, Point(f"between seal {n} and the next plan", victim, sealed(n))) for n, victim in enumerate(between, start=1)
+        (n * ROUND, Point(f"between seal {n} and the next plan", victim, sealed(n), before=planned(n + 1)))
+        for n, victim in enumerate(between, start=1)
     ]
     yield from (point for _, point in sorted(points, key=lambda item: item[0]))
 
 
-def sealed(number: int):
+def sealed(number: int) -> Seen:
     return lambda o: o.has(lambda run: layout.seal(run, number))
+
+
+def planned(number: int) -> Seen:
+    return lambda o: o.has(lambda run: layout.plan(run, number))
 
 
 def proving(rng: random.Random) -> Iterator[Point]:
@@ -67,14 +75,18 @@ def proving(rng: random.Random) -> Iterator[Point]:
         yield Point(f"after {count} builds of the final", victim, built(count), rng.uniform(0, 0.7))
 
 
-def built(count: int):
+def built(count: int) -> Seen:
     return lambda o: o.built("final/*") >= count
 
 
 def publishing(rng: random.Random) -> Iterator[Point]:
     yield Point("after the verdict", "cli", lambda o: o.has(layout.verdict), rng.uniform(0, 2))
-    yield Point("after the manifest", "cli", lambda o: bool(list(o.store.list(layout.MANIFESTS))))
-    yield Point("after the pointer", "cli", lambda o: bool(list(o.store.list(layout.POINTERS))), rng.uniform(0, 0.1))
+    yield Point("after the manifest", "cli", published(layout.MANIFESTS), before=published(layout.POINTERS))
+    yield Point("after the pointer", "cli", published(layout.POINTERS), rng.uniform(0, 0.1))
+
+
+def published(prefix: str) -> Seen:
+    return lambda o: any(True for _ in o.store.list(prefix))
 
 
 def check(observed: Observed, undisturbed: Observed, killer: Killer) -> None:
@@ -145,9 +157,9 @@ spec: {{url: "{address.url}", endpoint: "{s3_server.endpoint}", region: us-east-
             Point(f"after {n} results", victim, killer.progressed(n), rng.uniform(0, 1))
             for n, victim in zip((1, 3, 5), explored, strict=True)
         ),
-        Point("between seal and plan", rng.choice(("worker", "cli")), sealed(1)),
+        Point("between seal and plan", rng.choice(("worker", "cli")), sealed(1), before=planned(2)),
         Point("in the final", rng.choice(("worker", "cli")), built(2), rng.uniform(0, 1)),
-        Point("after the manifest", "cli", lambda o: bool(list(o.store.list(layout.MANIFESTS)))),
+        Point("after the manifest", "cli", published(layout.MANIFESTS), before=published(layout.POINTERS)),
     ):
         killer.kill(point)
     observed.complete()
