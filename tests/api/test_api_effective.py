@@ -209,3 +209,19 @@ def test_a_run_id_depends_on_owner_target_inputs_and_token_each() -> None:
 def test_digests_do_not_move_between_versions_by_accident() -> None:
     # Recorded: another value means that every job of every user is tuned again after an upgrade.
     assert digest(minimal()) == "b6c3ff04fb4a2cee68bc430ccd01eedbde1d2212f82a49531e86782a30cb9dbb"
+
+
+@pytest.mark.parametrize("path", ["spec/model/uri", "spec/model/variants", "spec/accuracy"])
+def test_a_secret_in_a_uri_never_reaches_a_record(path: str) -> None:
+    uri = "s3://key:hunter2@bucket/m.onnx"
+    value: object = {"spec/model/uri": uri, "spec/model/variants": [{"name": "fp16", "uri": uri}]}.get(
+        path, {"source": "References", "references": {"uri": uri}}
+    )
+    with pytest.raises(InputError, match="user name or password") as caught:
+        inputs(changed(minimal(), path, value))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_p99_constraint_asks_for_as_many_samples_as_the_metric_does() -> None:
+    job = changed(minimal(), "spec/objective", {"constraints": [{"metric": "LatencyP99", "limit": "0.01"}]})
+    assert inputs(job).measure.session_samples == 1000

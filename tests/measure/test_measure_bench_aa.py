@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from bench import aa
+from bench import aa, series
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 59), (1, 93), (4, 200), (30, 40), (5, 5)])
 def test_the_upper_bound_is_clopper_and_pearsons(successes: int, count: int) -> None:
     expected = stats.beta.ppf(0.95, successes + 1, count - successes) if successes < count else 1.0
-    assert aa.upper_bound(successes, count) == pytest.approx(expected)
+    assert series.upper_bound(successes, count) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_the_upper_bound_is_clopper_and_pearsons(successes: int, count: int) -> 
     ],
 )
 def test_the_preregistered_rule_stops_where_it_says(finals: int, false: int, then: str) -> None:
-    assert aa.stopping(finals, false) == then
+    assert series.stopping(finals, false) == then
 
 
 def test_trtexecs_rule_takes_the_best_of_all_runs_at_its_word() -> None:

@@ -406,3 +406,41 @@ def test_a_verdict_of_another_method_is_not_recomputed_with_this_one() -> None:
     record = verdict(builds, judge(builds), keep_samples=False).model_copy(update={"method": {"method": "t-test-0"}})
     with pytest.raises(InputError, match="t-test-0"):
         recompute(record)
+
+
+def test_a_proven_candidate_that_breaks_a_constraint_does_not_win() -> None:
+    builds, _ = simulated(1, gain=0.2)
+    sizes = {name: 100 if name.startswith("c") else 50 for name in builds}
+    for limits in ({"EngineSize": 99}, {"LatencyP50": 1e-4}, {"LatencyMean": 1e-4}, {"Throughput": 1e5}):
+        found = judge(builds, constraints=limits, sizes=sizes)
+        assert found.p_value is not None
+        assert found.p_value <= ALPHA
+        assert not found.significant
+        assert found.published.startswith("b")
+        assert next(iter(limits)) in found.broken
+        assert found.broken in found.message
+    kept = judge(builds, constraints={"EngineSize": 100, "LatencyP50": 1e-3, "Throughput": 900}, sizes=sizes)
+    assert kept.significant
+    assert kept.broken == ""
+
+
+def test_throughput_is_bounded_over_all_streams() -> None:
+    builds, _ = simulated(1, gain=0.2)
+    assert judge(builds, constraints={"Throughput": 3000}, streams=4).significant
+    assert not judge(builds, constraints={"Throughput": 3000}, streams=2).significant
+
+
+def test_only_builds_that_are_small_enough_are_published() -> None:
+    builds, _ = simulated(1, gain=0.2)
+    for kept in (name for name in builds if name.startswith("c")):
+        sizes = {name: 10 if name == kept else 1000 for name in builds}
+        assert judge(builds, constraints={"EngineSize": 100}, sizes=sizes).published == kept
+
+
+def test_p99_short_of_samples_for_throttling_is_timed_again_not_refused() -> None:
+    builds = with_samples(simulated(1)[0], 400)
+    hot = {
+        name: [[s.model_copy(update={"throttled": k < 6}) for k, s in enumerate(c)] for c in one] for name, one in builds.items()
+    }
+    with pytest.raises(NoUsableSession):
+        judge(hot, metric="LatencyP99")

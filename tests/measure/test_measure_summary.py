@@ -64,8 +64,14 @@ def test_p99_is_refused_below_the_count_that_supports_it() -> None:
     with pytest.raises(TooFewSamples, match=f"needs {P99_SAMPLES} samples.*got {P99_SAMPLES - 1}") as caught:
         latency(timing(half, half[1:]), "LatencyP99")
     assert caught.value.reason == "TooFewSamples"
-    with pytest.raises(TooFewSamples):
+
+
+def test_p99_that_only_throttling_left_short_of_samples_is_timed_again() -> None:
+    half = [1.0] * (P99_SAMPLES // 2)
+    with pytest.raises(NoUsableSession):
         latency(timing(half, half, throttled=frozenset({1})), "LatencyP99")
+    with pytest.raises(TooFewSamples):
+        latency(timing(half, half[1:], throttled=frozenset({1})), "LatencyP99")
 
 
 def test_the_count_for_p99_follows_from_its_rule() -> None:

@@ -14,6 +14,7 @@ Where the job says nothing:
 from __future__ import annotations
 
 import math
+from urllib.parse import urlsplit
 
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
@@ -28,7 +29,8 @@ SCREENING_FACTOR = 4.0
 ADAPTIVE_TRIALS = {"ONNXRuntime": 64, "TensorRT": 256}
 MOST_TRIALS = 10_000
 P99_SAMPLES = 5_000
-"""Samples of an engine for LatencyP99, over all sessions, unless the job says how many. Too few are refused by `measure`."""
+"""Samples of an engine over all sessions where LatencyP99 is metric or constraint, unless the job says how many. Too few are
+refused by `measure`."""
 
 
 def run_inputs(job: TuningJob, target_name: str, runtime: TunerRuntime) -> RunInputs:
@@ -48,6 +50,7 @@ def run_inputs(job: TuningJob, target_name: str, runtime: TunerRuntime) -> RunIn
     if target.device.type == "CPU" and family == "TensorRT":
         where = f"TuningJob {job.name}: spec.targets[{target.name}].device"
         raise InputError(f"{where}: TensorRT needs a GPU; name type GPU, or a runtime of family ONNXRuntime")
+    _check_uris(job)
     objective = spec.objective or Objective()
     return RunInputs(
         runtime=RuntimeIdentity(family=family, version=runtime.spec.version, image_digest=_image_digest(runtime)),
@@ -62,6 +65,20 @@ def run_inputs(job: TuningJob, target_name: str, runtime: TunerRuntime) -> RunIn
         plugins=tuple(sorted(_hex(plugin.digest) for plugin in spec.model.plugins)),
         hardware=_hardware(target),
     )
+
+
+def _check_uris(job: TuningJob) -> None:
+    """Records hold URIs for all to read, so no secret may stand in one."""
+    spec = job.spec
+    files = spec.accuracy.references if spec.accuracy else None
+    uris = {"model.uri": spec.model.uri} | {f"model.variants[{each.name}].uri": each.uri for each in spec.model.variants}
+    uris |= {"accuracy.references.uri": files.uri} if files else {}
+    for field, uri in uris.items():
+        if "://" in uri and "@" in urlsplit(uri).netloc:
+            raise InputError(
+                f"TuningJob {job.name}: spec.{field} holds a user name or password before `@`; leave it out, the store's "
+                f"credentials are used"
+            )
 
 
 def inputs_digest(inputs: RunInputs) -> str:
@@ -107,7 +124,8 @@ def _case(shape: Shape) -> ShapeCase:
 def _measure(objective: Objective, wish: Measurement, *, on_cpu: bool) -> MeasureSettings:
     metric = objective.metric or "LatencyP50"
     sessions = wish.sessions or 5
-    samples = wish.session_samples or (math.ceil(P99_SAMPLES / sessions) if metric == "LatencyP99" else 20)
+    percentile = "LatencyP99" in (metric, *(each.metric for each in objective.constraints))
+    samples = wish.session_samples or (math.ceil(P99_SAMPLES / sessions) if percentile else 20)
     shortest = 200 if wish.warmup_milliseconds is None else wish.warmup_milliseconds
     return MeasureSettings(
         metric=metric,

@@ -151,6 +151,7 @@ class RunInputs(Model):
     min_improvement: float
     """Relative: 0.01 means that the winner must be proven more than 1 % faster."""
     constraints: dict[str, float] = Field(default_factory=dict)
+    """Bounds that a winner must keep, by metric: seconds (latencies), inferences a second (Throughput), bytes (EngineSize)."""
     measure: MeasureSettings
     accuracy: AccuracyInput
     search: SearchInput
@@ -419,7 +420,7 @@ class VerdictRecord(Record):
     """What was tested; the baseline itself when there was nothing to test."""
     significant: bool
     reason: str
-    """Proven, NoSignificantWin, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal."""
+    """Proven, NoSignificantWin, ConstraintBroken, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal."""
     message: str
     p_value: float | None = None
     route_gain: Interval | None = None

@@ -20,6 +20,7 @@ from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import BaselineFailed
 from tuner_job.campaign.rounds import FINAL_BUILDS, Fold, device_seconds
 from tuner_job.campaign.workspace import Workspace
+from tuner_job.measure.constraints import P99
 from tuner_job.measure.decision import Decision, decide
 from tuner_job.measure.final import FinalDesign, design
 from tuner_job.measure.samples import unpack
@@ -77,6 +78,7 @@ class Final:
             self._inputs.min_improvement,
             build_seconds=self._discovery.trial_seconds,
             budget_seconds=self._budget(),
+            percentile=P99 in self._inputs.constraints,
         )
         builds, lost = self._builds(plan)
         sessions = self._time(plan, builds)
@@ -89,6 +91,9 @@ class Final:
             metric=self._inputs.measure.metric,
             min_improvement=self._inputs.min_improvement,
             seed=self._space.run.seed,
+            constraints=self._inputs.constraints,
+            sizes={build.name: build.engine.size for build in builds},
+            streams=self._inputs.measure.streams,
         )
         return self._record(plan, builds, lost, sessions, decision, time.monotonic() - started)
 
@@ -203,6 +208,8 @@ class Final:
         samples = put_blob(self._space.store, _packed_samples(sessions))
         if decision.significant:
             reason, message = "Proven", decision.message
+        elif decision.broken:
+            reason, message = "ConstraintBroken", decision.message
         elif lost is not None:
             reason, message = lost.reason, lost.message
         elif self._pick is None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner_job.accuracy.gate import judge
-from tuner_job.api.measurement import Candidate
+from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.messages import (
+    DISCOVER,
     AccuracyInput,
     DiscoveryRecord,
     PlannedTrial,
@@ -19,7 +20,9 @@ from tuner_job.api.messages import (
     trial_id,
 )
 from tuner_job.api.outcome import Outcome
+from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
+from tuner_job.measure.summary import NoUsableSession
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.routes.select import select
@@ -32,6 +35,8 @@ FINAL_BUILDS = 15
 """Builds that a device-time budget keeps back for the final (5 of the candidate, 10 of the default)."""
 
 LARGEST_ROUND = 256
+MOST_ROUNDS = 999
+"""Names of trials have three digits for it."""
 
 
 @dataclass(frozen=True)
@@ -119,27 +124,34 @@ def _proposals(fold: Fold, space: Space, carried: Sequence[PlannedTrial]) -> tup
     budget = _budget(fold)
     if budget.left == 0:
         return Done(f"the budget of {budget.trials} trials is used up")
-    if not fold.plans and (wished := start_with(fold.run.inputs, space)):
-        return wished[: budget.next_round]
+    if len(fold.plans) >= MOST_ROUNDS:
+        return Done(f"{MOST_ROUNDS} rounds are the most")
+    planned = {trial.candidate.id for plan in fold.plans for trial in plan.trials}
+    if wished := [one for one in start_with(fold.run.inputs, space) if one.candidate.id not in planned]:
+        return tuple(wished[: budget.next_round])
     pending = [trial.candidate for trial in carried]
     return strategy_of(fold.run.inputs).next_round(space, observations(fold), budget, fold.run.seed, pending)
 
 
 def start_with(inputs: RunInputs, space: Space) -> tuple[Proposal, ...]:
-    """The routes that the user wants to see first, as the first round. Raises InputError naming the one that is no route."""
+    """The routes that the user wants to see before any other. Raises InputError naming the one that is no route."""
     routes = (parse_route(text, space.knobs, f"search.startWith[{k}]") for k, text in enumerate(inputs.search.start_with))
     distinct = dict.fromkeys(str(route) for route in routes if str(route))
     return tuple(Proposal(Candidate(variant=space.base, route=text), "asked for by search.startWith") for text in distinct)
 
 
 def observations(fold: Fold, *, final_gate: bool = False) -> tuple[Observation, ...]:
-    """The search's view of the folded results, in fold order.
+    """The search's view of the pilot's default builds and of the folded results, in fold order.
 
-    With `final_gate`, whatever already fails the final threshold counts as infeasible: screening is looser.
+    The default is 0 by definition; its fingerprints tell which routes only rebuild its engine. With `final_gate`, whatever could
+    not win counts as infeasible: what fails the final threshold, which screening is looser than, and what breaks a constraint.
     """
     folded = fold.folded
     by_trial: Mapping[str, Score] = scores(folded, fold.discovery, fold.run.inputs.measure.metric)
-    views = []
+    views = [
+        Observation(DISCOVER, BASELINE, Outcome.FEASIBLE, 0.0, fold.discovery.build_sd, fingerprint)
+        for fingerprint in sorted({build.engine.fingerprint for build in fold.discovery.pilot} - {""})
+    ]
     for result in folded:
         score = by_trial.get(result.trial)
         view = Observation(
@@ -151,10 +163,19 @@ def observations(fold: Fold, *, final_gate: bool = False) -> tuple[Observation, 
             fingerprint=result.engine.fingerprint if result.engine else "",
             seconds=result.seconds.get("total", 0.0),
         )
-        if final_gate and result.outcome is Outcome.FEASIBLE and not passes_final(result, fold.run.inputs.accuracy):
+        if final_gate and result.outcome is Outcome.FEASIBLE and not _could_win(result, fold):
             view = replace(view, outcome=Outcome.INFEASIBLE)
         views.append(view)
     return tuple(views)
+
+
+def _could_win(result: ResultRecord, fold: Fold) -> bool:
+    if not passes_final(result, fold.run.inputs.accuracy):
+        return False
+    try:
+        return not broken_by(result, fold.run.inputs.constraints, fold.discovery.cases)
+    except NoUsableSession:
+        return False
 
 
 def passes_final(result: ResultRecord, accuracy: AccuracyInput) -> bool:

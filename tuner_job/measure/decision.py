@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from tuner_job.api.base import InputError
 from tuner_job.api.measurement import Session
 from tuner_job.api.messages import Interval, VerdictRecord
+from tuner_job.measure.constraints import ENGINE_SIZE, P99, broken
 from tuner_job.measure.drift import without_drift
 from tuner_job.measure.final import ALPHA
 from tuner_job.measure.ranks import rank_sum_p, shift_interval, smallest_p
@@ -45,12 +47,14 @@ class Decision:
     """What the final found."""
 
     significant: bool
-    """Claim 1 holds: published is a candidate's build."""
+    """Claim 1 holds, and the bytes keep every constraint: published is a candidate's build."""
     p_value: float | None
     """One-sided, against a gain of `minImprovement`; None when there was no candidate."""
     route_gain: Interval | None
     """Claim 1: Hodges–Lehmann estimate and the gains that the test does not reject. Its low end exceeds `minImprovement`
-    exactly when `significant` (ties apart). None when there was no candidate."""
+    exactly when the test rejects (ties apart). None when there was no candidate."""
+    broken: str
+    """The constraint that kept a proven candidate from winning; "" if none did."""
     published: str
     """Name of the build whose bytes are to be published."""
     engine_gain: Interval
@@ -58,7 +62,7 @@ class Decision:
     engine_percentile: float
     """Share of the (other) default builds that are slower than those bytes on that half; equals count half."""
     latency_seconds: float
-    """Of those bytes on that half, drift removed (weighted geometric mean over shape cases). 1 / throughput for Throughput."""
+    """Of those bytes on that half, drift removed (weighted geometric mean over shape cases). For Throughput, streams over it."""
     baseline_seconds: float
     """Of the median default build on that half."""
     message: str
@@ -77,12 +81,17 @@ def decide(
     min_improvement: float,
     seed: int,
     alpha: float = ALPHA,
+    constraints: Mapping[str, float] = MappingProxyType({}),
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    streams: int = 1,
 ) -> Decision:
     """Decide the final from the sessions of all builds that passed their accuracy check.
 
     `candidates` and `baselines` name builds; without candidates there is no claim 1 and a default build is published.
     `weights`: one per shape case, any positive scale (ShapeCase.weight). `seed` ≥ 0 fixes the bootstrap.
     `alpha` is one-sided; intervals have confidence 1 - 2 alpha. For LatencyP99 sessions carry their samples.
+    `constraints` (objective.constraints): a candidate's bytes that break one are not published. They are chosen as always, among
+    the builds that are small enough, and judged by the half that did not choose. `sizes`: bytes of each engine.
     Raises InputError (names, weights, `min_improvement`, TooFewSamples), NoUsableSession (fewer than four sessions of some build
     that were not throttled: time again).
     """
@@ -111,10 +120,18 @@ def decide(
             high=gain(shift.low, metric),
             confidence=shift.confidence,
         )
-    significant = p_value is not None and p_value <= alpha
 
-    group = candidates if significant else baselines
-    published = min(group, key=lambda name: (_value(timed[name], shares, _choosing), name))
+    def fastest(group: Sequence[str]) -> str:
+        return min(group, key=lambda name: (_value(timed[name], shares, _choosing), name))
+
+    published, why = fastest(baselines), ""
+    significant = p_value is not None and p_value <= alpha
+    if significant:
+        small = [name for name in candidates if sizes.get(name, 0) <= constraints.get(ENGINE_SIZE, math.inf)]
+        best = fastest(small or candidates)
+        why = _broken(builds[best], constraints, sizes.get(best, 0), streams)
+        significant = not why
+        published = best if significant else published
     defaults = np.array([_value(timed[name], shares, _describing) for name in baselines])
     own = _value(timed[published], shares, _describing)
     others = np.array([value for name, value in zip(baselines, defaults, strict=True) if name != published])
@@ -134,7 +151,9 @@ def decide(
         engine_percentile=float(np.mean((others > own) + 0.5 * (others == own))) if others.size else 0.5,
         latency_seconds=math.exp(own),
         baseline_seconds=math.exp(median_default),
-        message=_message(p_value, route_gain, len(candidates), len(baselines), min_improvement, alpha),
+        broken=why,
+        message=_message(p_value, route_gain, len(candidates), len(baselines), min_improvement, alpha)
+        + (f"; but a constraint is broken: {why}" if why else ""),
         method={
             "method": METHOD,
             "metric": metric,
@@ -144,6 +163,8 @@ def decide(
             "weights": json.dumps([float(one) for one in weights]),
             "candidates": json.dumps(list(candidates)),
             "baselines": json.dumps(list(baselines)),
+            "constraints": json.dumps(dict(constraints), sort_keys=True),
+            "streams": str(streams),
         },
     )
 
@@ -157,7 +178,8 @@ def recompute(verdict: VerdictRecord, samples: Samples | None = None) -> Decisio
     if method.get("method") != METHOD:
         raise InputError(f"verdict.method: {method.get('method')!r} is not {METHOD!r}; use the version of trtfleet that wrote it")
     metric: Metric = method["metric"]  # type: ignore[assignment]  # written by decide
-    if metric == "LatencyP99" and samples is None:
+    constraints: dict[str, float] = json.loads(method.get("constraints", "{}"))
+    if P99 in (metric, *constraints) and samples is None:
         raise InputError("verdict: LatencyP99 is computed from every sample; pass the samples blob")
     builds: dict[str, Sessions] = {one.name: one.sessions for one in verdict.builds}
     if samples is not None:
@@ -177,6 +199,9 @@ def recompute(verdict: VerdictRecord, samples: Samples | None = None) -> Decisio
         min_improvement=float(method["minImprovement"]),
         seed=int(method["seed"]),
         alpha=float(method["alpha"]),
+        constraints=constraints,
+        sizes={one.name: one.engine.size for one in verdict.builds},
+        streams=int(method.get("streams", "1")),
     )
 
 
@@ -188,12 +213,14 @@ class _Case:
     """Log seconds per session, drift removed."""
     samples: tuple[Floats, ...]
     """Seconds per session; only for LatencyP99, whose tail the drift of medians does not describe."""
+    throttled: int
+    """Samples that could not be used."""
     name: str
 
     def value(self, sessions: slice) -> float:
         """Log seconds of the build over some of its sessions."""
         if self.samples:
-            return math.log(percentile99(np.concatenate(self.samples[sessions]), self.name))
+            return math.log(percentile99(np.concatenate(self.samples[sessions]), self.name, self.throttled))
         return float(np.median(self.logs[sessions]))
 
     def resampled(self, draws: Indices) -> Floats:
@@ -242,8 +269,18 @@ def _prepare(builds: Mapping[str, Sessions], cases: int, metric: Metric) -> dict
         logs = [np.log([session_seconds(one, metric) for one in series]) for series in kept.values()]
         for (name, series), adjusted in zip(kept.items(), without_drift(at, logs), strict=True):
             samples = tuple(unpack(one.samples) for one in series) if metric == "LatencyP99" else ()
-            prepared[name].append(_Case(adjusted, samples, f"final: build {name}"))
+            throttled = sum(one.count for one in builds[name][case] if one.throttled)
+            prepared[name].append(_Case(adjusted, samples, throttled, f"final: build {name}"))
     return prepared
+
+
+def _broken(sessions: Sessions, constraints: Mapping[str, float], size: int, streams: int) -> str:
+    if not constraints:
+        return ""
+    kept = [[one for one in series if not one.throttled] for series in sessions]
+    throttled = sum(one.count for series in sessions for one in series if one.throttled)
+    halves = [series[_describing(len(series))] for series in kept]
+    return broken(constraints, halves, size=size, streams=streams, throttled_samples=throttled)
 
 
 def _value(cases: Sequence[_Case], shares: Floats, choose: Callable[[int], slice]) -> float:

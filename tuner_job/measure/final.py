@@ -73,21 +73,23 @@ def design(
     *,
     build_seconds: float = 0.0,
     budget_seconds: float = math.inf,
+    percentile: bool = False,
 ) -> FinalDesign:
     """The smallest final with enough power; if none has it, the strongest that fits `budget_seconds`.
 
     Builds are dear and sessions cheap, so sessions grow first. Something is always returned, at least five builds and twelve
-    sessions; its power says what it is worth. Raises InputError for a `min_improvement` out of range.
+    sessions; its power says what it is worth. `percentile`: each half of the sessions must support a 99th percentile.
+    Raises InputError for a `min_improvement` out of range.
     """
     detectable = min_improvement + max(min_improvement, LEAST_EXCESS)
     if settings.metric != "Throughput":
         detectable = min(detectable, (1 + min_improvement) / 2)
     excess = margin(min_improvement, settings.metric) - margin(detectable, settings.metric)
+    percentile = percentile or settings.metric == "LatencyP99"
     best: FinalDesign | None = None
     for repeats in range(FEWEST_REPEATS, MOST_REPEATS + 1):
         for sessions in SESSIONS:
-            # The samples that a session needs so that each half of them supports the percentile.
-            samples = math.ceil(2 * P99_SAMPLES / sessions) if settings.metric == "LatencyP99" else 1
+            samples = math.ceil(2 * P99_SAMPLES / sessions) if percentile else 1
             planned = FinalDesign(
                 repeats=repeats,
                 baseline_repeats=2 * repeats,

@@ -51,8 +51,17 @@ def session_seconds(one: Session, metric: Metric) -> float:
     return one.median if metric == "LatencyP50" else one.mean
 
 
-def percentile99(samples: Floats, where: str = "timing") -> float:
-    """99th percentile in seconds of samples of shape (count,); raises TooFewSamples below P99_SAMPLES."""
+def percentile99(samples: Floats, where: str = "timing", throttled: int = 0) -> float:
+    """99th percentile in seconds of samples of shape (count,); raises TooFewSamples below P99_SAMPLES.
+
+    `throttled` samples were taken beside them and cannot be used: if they are what is missing, it raises NoUsableSession, since
+    the settings are not at fault.
+    """
+    if samples.size < P99_SAMPLES <= samples.size + throttled:
+        raise NoUsableSession(
+            f"{where}: LatencyP99 needs {P99_SAMPLES} samples, but {throttled} beside the {samples.size} good ones were "
+            f"throttled; let the device cool and time again"
+        )
     if samples.size < P99_SAMPLES:
         raise TooFewSamples(
             f"{where}: LatencyP99 needs {P99_SAMPLES} samples that were not throttled, got {samples.size}; "
@@ -62,14 +71,15 @@ def percentile99(samples: Floats, where: str = "timing") -> float:
 
 
 def latency(timing: Timing, metric: Metric) -> float:
-    """Seconds per inference of one engine; the reciprocal is the throughput.
+    """Seconds per inference of one engine; throughput is the number of streams over it.
 
     LatencyP50 is the median of session medians; LatencyMean and Throughput the median of session means; LatencyP99 the 99th
     percentile of all samples. Raises NoUsableSession, TooFewSamples.
     """
     sessions = usable(timing.sessions)
     if metric == "LatencyP99":
-        return percentile99(np.concatenate([unpack(one.samples) for one in sessions]))
+        throttled = sum(one.count for one in timing.sessions if one.throttled)
+        return percentile99(np.concatenate([unpack(one.samples) for one in sessions]), throttled=throttled)
     return float(np.median([session_seconds(one, metric) for one in sessions]))
 
 
