@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner_job.api.base import InputError, TrtfleetError, digest_of
+from tuner_job.api.base import TrtfleetError, digest_of
 from tuner_job.api.measurement import Digest
 from tuner_job.api.messages import (
     BlobRef,
@@ -27,8 +27,9 @@ from tuner_job.store.attest import MAX_BUNDLE_BYTES, VerificationFailed, attest,
 from tuner_job.store.keys import Signer, TrustRoot
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.pointers import PointerName
-from tuner_job.store.records import create_record, read_record
+from tuner_job.store.records import create_record
 from tuner_job.store.verify import attested
+from tuner_job.store.vet import InconsistentVerdict, vet
 
 Promotion = Literal["Automatic", "Manual"]
 
@@ -37,12 +38,6 @@ class NotCurrent(TrtfleetError):
     """The run's inputs are no longer those of its job: its result may be kept, but not published."""
 
     reason = "NotCurrent"
-
-
-class InconsistentVerdict(InputError):
-    """A verdict contradicts the run that it claims to belong to, or the store."""
-
-    reason = "InconsistentVerdict"
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def publish(
     current_inputs_digest: str | Callable[[], str],
     promotion: Promotion = "Automatic",
 ) -> Published:
-    """Publish the engine of a verdict. Repeating it changes nothing.
+    """Publish the engine of a verdict that holds (store.vet). Repeating it changes nothing.
 
     `current_inputs_digest`: what the job asks for now. Given as a function, it is asked again between each read of the pointer
     and the swap that depends on it, so that not even a publisher that slept in between can overtake a newer run.
@@ -84,7 +79,7 @@ def publish(
             )
 
     current()
-    discovery = _consistent(store, run, verdict)
+    discovery = vet(store, run, verdict)
     manifest = _manifest(store, run, discovery, verdict)
     digest = digest_of(manifest.to_json())
     pointers.check_engine(store, manifest, digest)
@@ -118,28 +113,6 @@ def countersign(store: ObjectStore, manifest: Digest, signer: Signer, trust: Tru
     """Sign with another key what a trusted one already says about a manifest; for key rotation. Raises VerificationFailed."""
     known = attested(store, manifest, trust)
     _attest(store, manifest, attest((known.provenance, known.measurement), signer), signer)
-
-
-def _consistent(store: ObjectStore, run: RunRecord, verdict: VerdictRecord) -> DiscoveryRecord:
-    """The run's discovery, if verdict, run and discovery are of one piece."""
-    key = layout.discovery(run.run)
-    discovery = read_record(store, key, DiscoveryRecord)
-    if discovery is None:
-        raise InconsistentVerdict(f"{key}: is gone, so the verdict of run {run.run} cannot be published")
-    measured = {build.engine.digest for build in verdict.builds}
-    problems = {
-        "run": verdict.run != run.run or discovery.run != run.run,
-        "inputsDigest": verdict.inputs_digest != run.inputs_digest,
-        "identity": verdict.identity != discovery.identity,
-        "device": verdict.device != discovery.device,
-        "engine": bool(measured) and verdict.engine.digest not in measured,
-    }
-    wrong = [field for field, contradicts in problems.items() if contradicts]
-    if wrong:
-        raise InconsistentVerdict(
-            f"{layout.verdict(run.run)}: {wrong[0]}: contradicts the run, its discovery or its builds; not published"
-        )
-    return discovery
 
 
 def _manifest(store: ObjectStore, run: RunRecord, discovery: DiscoveryRecord, verdict: VerdictRecord) -> ManifestRecord:
