@@ -361,3 +361,12 @@ def test_sources_that_hold_nothing_or_a_mixture_are_refused(tmp_path):
 def test_every_case_needs_a_sample(tmp_path):
     np.savez(tmp_path / "s.npz", **tensors())
     refused(tmp_path / "s.npz", tmp_path, "no sample with the shapes of four", cases=CASES)
+
+
+def test_a_case_needs_a_sample_of_the_very_shapes_it_is_timed_with(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    np.savez(source / "s1.npz", **tensors(7))
+    refused(source, tmp_path, "no sample with the shapes of four", cases=CASES[1:])
+    np.savez(source / "s2.npz", **tensors(4))
+    check(import_(source, tmp_path, CASES[1:]), {"four/s1": tensors(7), "four/s2": tensors(4)})

@@ -103,3 +103,13 @@ def test_a_backend_whose_library_is_absent_is_wrong_input(monkeypatch):
 def test_the_parent_process_never_loads_an_engine_library():
     code = "import sys, tuner_job.trial.supervisor; sys.exit('onnxruntime' in sys.modules or 'tuner_job.backends' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_case_is_timed_with_the_sample_of_its_own_shapes(tmp_path):
+    case = ShapeCase(name="c", tensors={"x": (4,)}, minimum={"x": (1,)}, maximum={"x": (9,)})
+    request = ChildRequest(operation="time", backend="none", cases=(case,), output="")
+    kept = {}
+    for size in (7, 4, 4):
+        sample = child.Sample("c", str(size), {"x": np.full(size, size)}, {})
+        child._keep(kept, sample, request)
+    assert kept["c"]["x"].shape == (4,)

@@ -54,7 +54,8 @@ def import_user_references(
     - ONNX test data: folders `test_data_set_<n>` with `input_<i>.pb` and `output_<i>.pb`, or one such folder
 
     `inputs` and `outputs` are the model's; `checked` names the outputs that are wanted, none meaning all. A sample belongs to
-    the case whose shapes its inputs have, or whose range holds them; each case needs one. Raises InputError for any mistake.
+    the case whose shapes its inputs have, or whose range holds them; each case needs one of its very shapes.
+    Raises InputError for any mistake.
     """
     known = [spec.name for spec in outputs]
     if unknown := [name for name in checked if name not in known]:
@@ -75,11 +76,13 @@ class _Matcher:
     wanted: dict[str, TensorSpec]
 
     def samples(self, raws: Iterable[_RawSample], source: Path) -> Iterator[Sample]:
-        """Raises InputError, also if a case gets none."""
-        open_cases = {case.name for case in self.cases}
+        """Raises InputError, also if a case gets none at its own shapes, which it is timed with."""
+        open_cases = {case.name: case for case in self.cases}
         for raw in raws:
             sample = self._sample(raw)
-            open_cases.discard(sample.case)
+            case = open_cases.get(sample.case)
+            if case and all(array.shape == self._input_shape(case, name) for name, array in sample.inputs.items()):
+                del open_cases[sample.case]
             yield sample
         if open_cases:
             raise InputError(f"{source}: holds no sample with the shapes of {_list(sorted(open_cases))}; each case needs one")

@@ -355,6 +355,7 @@ class ResultRecord(Record):
     cached: bool = False
     """Taken from the ledger; nothing ran."""
     worker: str
+    """Who measured it: of another run, if cached."""
     worker_id: str
     seconds: dict[str, Seconds] = Field(default_factory=dict)
     """Per phase, and `total` wall time of the trial."""

@@ -125,7 +125,7 @@ def _time(request: ChildRequest, backend: Backend, progress: Progress) -> ChildR
         engines = {name: stack.enter_context(closing(backend.load(Path(path)))) for name, path in request.engines.items()}
         inputs: dict[str, Tensors] = {}
         for sample in _references(request):
-            inputs.setdefault(sample.case, sample.inputs)
+            _keep(inputs, sample, request)
         progress.enter(Phase.MEASURE)
         return ChildReport(status="ok", timings=_measure(request, engines, inputs))
 
@@ -140,16 +140,23 @@ def _references(request: ChildRequest) -> References:
 
 
 def _check(request: ChildRequest, engine: Engine) -> tuple[Losses, dict[str, Tensors]]:
-    """The losses over all samples, and each case's first inputs, which it is timed with."""
+    """The losses over all samples, and the inputs that each case is timed with."""
     opened = _references(request)
     comparison = Comparison(opened, atol=request.atol, rtol=request.rtol, metric=request.metric, outputs=request.outputs)
     inputs: dict[str, Tensors] = {}
     for sample in opened:
-        inputs.setdefault(sample.case, sample.inputs)
+        _keep(inputs, sample, request)
         comparison.add(sample, engine.run(sample.inputs))
-    if absent := [case.name for case in request.cases if case.name not in inputs]:
-        raise InputError(f"{request.references}: holds no sample of shape case {absent[0]!r}")
     return comparison.losses(), inputs
+
+
+def _keep(inputs: dict[str, Tensors], sample: Sample, request: ChildRequest) -> None:
+    """A case is timed with its first sample that has its very shapes; samples may lie anywhere in its range."""
+    case = next((case for case in request.cases if case.name == sample.case), None)
+    if case is None or case.name in inputs:
+        return
+    if all(sample.inputs[name].shape == shape for name, shape in case.tensors.items() if name in sample.inputs):
+        inputs[case.name] = sample.inputs
 
 
 def _measure(
@@ -157,7 +164,7 @@ def _measure(
 ) -> dict[str, tuple[Timing, ...]]:
     """Every engine at every case, all interleaved."""
     if absent := [case.name for case in request.cases if case.name not in inputs]:
-        raise InputError(f"{request.references}: holds no sample of shape case {absent[0]!r}")
+        raise InputError(f"{request.references}: holds no sample with the shapes of shape case {absent[0]!r}")
     timers = {
         (name, case.name): engine.timer(inputs[case.name], request.measure)
         for name, engine in engines.items()

@@ -100,7 +100,10 @@ class TrialRunner:
         )
 
     def _from_ledger(self, known: ResultRecord, planned: PlannedTrial, claim: Claim) -> ResultRecord:
-        """The first result under the same identity, judged by this run's thresholds: losses are kept, verdicts are not."""
+        """The first result under the same identity, judged by this run's thresholds: losses are kept, verdicts are not.
+
+        Who measured it stays, for its controls are that worker's: they correct its trials and no others.
+        """
         outcome, reason = known.outcome, known.reason
         if known.losses is not None and known.timing:
             outcome, reason = screen(known.losses, self._space.run.inputs.accuracy)
@@ -112,8 +115,6 @@ class TrialRunner:
                 "reason": reason,
                 "tries": claim.number,
                 "cached": True,
-                "worker": claim.worker,
-                "worker_id": claim.worker_id,
                 "seconds": {"total": 0.0},
                 "finished_at": timestamp(),
             }
