@@ -136,7 +136,7 @@ def test_an_idle_run_is_retired_first_and_deleted_a_grace_period_later(world: Wo
     assert sweep(world, run_retention_seconds=5 * DAY).deleted.total() == 0
     world.pass_time(2)
     report = sweep(world, run_retention_seconds=5 * DAY)
-    assert report.deleted["runs"] == 4
+    assert report.deleted["runs"] == 6
     assert keys(world) == set()
 
 

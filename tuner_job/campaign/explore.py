@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tuner_job.api.base import digest_of
 from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
@@ -94,9 +93,8 @@ class Explorer:
     def _fold(self, plan: PlanRecord, *, out_of_time: bool) -> None:
         """Seal the round and write the next plan. Losing either race is harmless: the winner's record is read back."""
         run = self._reader.run
-        digests = {t.trial: digest_of(r.to_json()) for t in plan.trials if (r := self._reader.result(t.trial))}
         key = layout.seal(run.run, plan.round)
-        create_record(self._store, key, rounds.seal(run, plan, digests))
+        create_record(self._store, key, rounds.seal(run, plan, self._reader.digests(plan)))
         if read_record(self._store, key, SealRecord) is None:
             return
         following = rounds.next_plan(self._reader.fold(), out_of_time=out_of_time)

@@ -1,4 +1,8 @@
-"""A run as its records tell it. Immutable records are read once and kept; nothing here writes."""
+"""A run as its records tell it. Immutable records are read once and kept; nothing here writes.
+
+Whoever may write to the store can write a record, so each one is checked against the key that it lies under and against what it
+follows from: a result that belongs elsewhere would otherwise be scored as another trial's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from tuner_job.api.messages import (
 from tuner_job.campaign.rounds import Fold
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
-from tuner_job.store.records import read_record
+from tuner_job.store.records import find_record, read_record
 
 
 class RunReader:
@@ -31,43 +35,67 @@ class RunReader:
         self._plans: list[PlanRecord] = []
         self._seals: list[SealRecord] = []
         self._results: dict[str, ResultRecord] = {}
+        self._digests: dict[str, str] = {}
         self._verdict: VerdictRecord | None = None
 
     @property
     def run(self) -> RunRecord:
         """Raises InputError when the store has no such run."""
         if self._run is None:
-            self._run = read_record(self._store, layout.run(self._id), RunRecord)
-        if self._run is None:
-            raise InputError(f"no run {self._id} in {self._store.url}", reason="NoSuchRun")
+            key = layout.run(self._id)
+            run = read_record(self._store, key, RunRecord)
+            if run is None:
+                raise InputError(f"no run {self._id} in {self._store.url}", reason="NoSuchRun")
+            _require(key, run.run == self._id, "it is of another run")
+            self._run = run
         return self._run
 
     def discovery(self) -> DiscoveryRecord | None:
         if self._discovery is None:
-            self._discovery = read_record(self._store, layout.discovery(self._id), DiscoveryRecord)
+            key = layout.discovery(self._id)
+            discovery = read_record(self._store, key, DiscoveryRecord)
+            _require(key, discovery is None or discovery.run == self._id, "it is of another run")
+            self._discovery = discovery
         return self._discovery
 
     def plans(self) -> Sequence[PlanRecord]:
         """Every plan written so far, round 1 first."""
         while not self._plans or self._plans[-1].stage != "final":
-            plan = read_record(self._store, layout.plan(self._id, len(self._plans) + 1), PlanRecord)
+            key = layout.plan(self._id, len(self._plans) + 1)
+            plan = read_record(self._store, key, PlanRecord)
             if plan is None:
                 break
+            _require(key, (plan.run, plan.round) == (self._id, len(self._plans) + 1), "it is of another run or round")
             self._plans.append(plan)
         return self._plans
 
     def seals(self) -> Sequence[SealRecord]:
-        while seal := read_record(self._store, layout.seal(self._id, len(self._seals) + 1), SealRecord):
+        """Every seal written so far, round 1 first."""
+        while True:
+            number = len(self._seals) + 1
+            key = layout.seal(self._id, number)
+            seal = read_record(self._store, key, SealRecord)
+            if seal is None:
+                return self._seals
+            _require(key, (seal.run, seal.round) == (self._id, number), "it is of another run or round")
+            planned = {trial.trial for trial in self.plans()[number - 1].trials} if len(self.plans()) >= number else set()
+            told = [*(item.trial for item in seal.folded), *seal.carried_over]
+            _require(key, len(told) == len(planned) and set(told) == planned, "it does not name each trial of its plan once")
             self._seals.append(seal)
-        return self._seals
 
     def result(self, trial: str) -> ResultRecord | None:
         if trial not in self._results:
-            found = read_record(self._store, layout.result(self._id, trial), ResultRecord)
+            key = layout.result(self._id, trial)
+            found = find_record(self._store, key, ResultRecord)
             if found is None:
                 return None
-            self._results[trial] = found
+            _require(key, (found.record.run, found.record.trial) == (self._id, trial), "it is of another run or trial")
+            self._results[trial], self._digests[trial] = found.record, found.digest
         return self._results[trial]
+
+    def digests(self, plan: PlanRecord) -> dict[str, str]:
+        """Trial → digest of its result's bytes, for every trial of the plan that has one."""
+        return {trial.trial: self._digests[trial.trial] for trial in plan.trials if self.result(trial.trial) is not None}
 
     def known(self, trial: str) -> ResultRecord | None:
         """The result if it was read before; asks the store nothing."""
@@ -75,7 +103,10 @@ class RunReader:
 
     def verdict(self) -> VerdictRecord | None:
         if self._verdict is None:
-            self._verdict = read_record(self._store, layout.verdict(self._id), VerdictRecord)
+            key = layout.verdict(self._id)
+            verdict = read_record(self._store, key, VerdictRecord)
+            _require(key, verdict is None or verdict.run == self._id, "it is of another run")
+            self._verdict = verdict
         return self._verdict
 
     def beat(self, worker: str) -> BeatRecord | None:
@@ -98,14 +129,27 @@ class RunReader:
             raise InputError(f"run {self._id} has not been discovered yet", reason="NotDiscovered")
         seals = tuple(self.seals())
         plans = tuple(self.plans()[: len(seals)])
+        candidates = {trial.trial: trial.candidate for plan in plans for trial in plan.trials}
         results = {}
         for seal in seals:
             for item in seal.folded:
+                key = layout.result(self._id, item.trial)
                 result = self.result(item.trial)
                 if result is None:
                     raise InputError(
                         f"{layout.seal(self._id, seal.round)} folds {item.trial}, whose result is gone from {self._store.url}",
                         reason="PoisonedRecord",
                     )
+                _require(key, self._digests[item.trial] == item.digest, f"it is not what round {seal.round} folded")
+                _require(key, result.candidate == candidates[item.trial], "it is of another candidate than was planned")
+                counts = {len(result.timing), *(len(control.timing) for control in result.controls)} - {0}
+                _require(key, counts <= {len(discovery.cases)}, f"it is not timed under {len(discovery.cases)} shape cases")
                 results[item.trial] = result
         return Fold(self.run, discovery, plans, seals, results)
+
+
+def _require(key: str, holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise InputError(
+            f"{key}: {otherwise}; something else wrote it. Start a new run with `rerun.token`", reason="PoisonedRecord"
+        )

@@ -22,7 +22,7 @@ def start_run(
 ) -> RunRecord:
     """The run of these inputs: a new one, or the one that exists already, as it was started.
 
-    Raises InputError if it is retired.
+    Raises InputError if it is retired, or if what lies under its id is a run of something else: what is signed rests on it.
     """
     digest = inputs_digest(inputs)
     run = run_id(owner, target, digest, rerun_token)
@@ -49,6 +49,12 @@ def start_run(
     existing = read_record(store, key, RunRecord)
     if existing is None:
         raise StoreUnavailable(f"{key} in {store.url} was there and is gone; try again")
+    same = (existing.run, existing.owner, existing.target, existing.rerun_token, existing.inputs_digest, existing.seed)
+    if same != (run, owner, target, rerun_token, digest, record.seed) or inputs_digest(existing.inputs) != digest:
+        raise InputError(
+            f"{key} in {store.url}: is not of these inputs; something else wrote it. Set another rerun token to tune anew",
+            reason="PoisonedRecord",
+        )
     return existing
 
 
