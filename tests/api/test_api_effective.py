@@ -225,3 +225,9 @@ def test_a_secret_in_a_uri_never_reaches_a_record(path: str) -> None:
 def test_a_p99_constraint_asks_for_as_many_samples_as_the_metric_does() -> None:
     job = changed(minimal(), "spec/objective", {"constraints": [{"metric": "LatencyP99", "limit": "0.01"}]})
     assert inputs(job).measure.session_samples == 1000
+
+
+def test_more_samples_than_the_records_hold_are_refused() -> None:
+    job = changed(minimal(), "spec/measurement", {"sessions": 100, "sessionSamples": 2001})
+    with pytest.raises(InputError, match="100 sessions of 2001 samples"):
+        inputs(job)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tuner_job.api.child import MeasureSettings
+from tuner_job.api.measurement import MOST_SAMPLES
 from tuner_job.measure.samples import Floats, InvalidTiming, unpack
 from tuner_job.measure.sampling import measure, warm_up
 
@@ -154,3 +155,13 @@ def test_a_timer_that_reports_nonsense_is_refused() -> None:
     timer = FakeTimer(device, latency=lambda now: 0.001 if now < 100.3 else float("nan"))
     with pytest.raises(InvalidTiming):
         measure({"x": timer}, SETTINGS, 0, device.clock)
+
+
+def test_a_very_fast_engine_keeps_no_more_samples_than_its_records_hold() -> None:
+    device = FakeDevice()
+    settings = SETTINGS.model_copy(update={"session_seconds": 0.5, "session_samples": 200})
+    timing = measure({"x": FakeTimer(device, latency=lambda _: 1e-5)}, settings, 0, device.clock, cases=1000)["x"]
+    assert [one.count for one in timing.sessions] == [200] * 4
+    whole = measure({"x": FakeTimer(device, latency=lambda _: 1e-5)}, settings, 0, device.clock)["x"]
+    assert sum(one.count for one in whole.sessions) <= MOST_SAMPLES
+    assert all(one.count >= 49_000 for one in whole.sessions)

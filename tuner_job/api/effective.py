@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.measurement import MOST_SAMPLES
 from tuner_job.api.messages import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.runtime import TunerRuntime
 from tuner_job.api.tuningjob import Target, TuningJob
@@ -59,7 +60,9 @@ def run_inputs(job: TuningJob, target_name: str, runtime: TunerRuntime) -> RunIn
         cases=tuple(_case(shape) for shape in sorted(spec.model.shapes, key=lambda shape: shape.name)),
         min_improvement=float(objective.min_improvement or "0.01"),
         constraints={each.metric: float(each.limit) for each in objective.constraints},
-        measure=_measure(objective, spec.measurement or Measurement(), on_cpu=target.device.type == "CPU"),
+        measure=_measure(
+            objective, spec.measurement or Measurement(), len(spec.model.shapes), on_cpu=target.device.type == "CPU"
+        ),
         accuracy=_accuracy(job.name, spec.accuracy or Accuracy(source="Generated")),
         search=_search(target.search or spec.search or Search(strategy="Adaptive"), spec.budget or Budget(), family),
         plugins=tuple(sorted(_hex(plugin.digest) for plugin in spec.model.plugins)),
@@ -121,11 +124,16 @@ def _case(shape: Shape) -> ShapeCase:
     )
 
 
-def _measure(objective: Objective, wish: Measurement, *, on_cpu: bool) -> MeasureSettings:
+def _measure(objective: Objective, wish: Measurement, cases: int, *, on_cpu: bool) -> MeasureSettings:
     metric = objective.metric or "LatencyP50"
     sessions = wish.sessions or 5
     percentile = "LatencyP99" in (metric, *(each.metric for each in objective.constraints))
     samples = wish.session_samples or (math.ceil(P99_SAMPLES / sessions) if percentile else 20)
+    if sessions * samples * max(1, cases) > MOST_SAMPLES:
+        raise InputError(
+            f"spec.measurement: {sessions} sessions of {samples} samples under {max(1, cases)} shapes are more than the "
+            f"{MOST_SAMPLES} samples that are kept of an engine; lower sessions or sessionSamples"
+        )
     shortest = 200 if wish.warmup_milliseconds is None else wish.warmup_milliseconds
     return MeasureSettings(
         metric=metric,

@@ -18,6 +18,10 @@ PROTOCOL_VERSION = 1
 """Version of the way in which timings and losses are taken. Part of a result's identity: raise it when numbers change meaning."""
 
 
+MOST_SAMPLES = 200_000
+"""Kept of one engine over all its sessions and shape cases, so that its records stay within their bounds."""
+
+
 class Candidate(Model):
     """What a trial tries."""
 
@@ -72,9 +76,10 @@ class Session(Model):
     mean: Annotated[float, Field(gt=0)]
     """Mean latency in seconds."""
     count: Annotated[int, Field(ge=1)]
-    """Number of samples."""
+    """Number of samples that are kept."""
     samples: str
-    """Every sample: base64 of zlib of little-endian float32 seconds (measure.samples packs and unpacks)."""
+    """Every sample, or evenly spaced ones where there were too many (MOST_SAMPLES): base64 of zlib of little-endian float32
+    seconds (measure.samples packs and unpacks)."""
     throttled: bool = False
     """The device reported thermal or hardware slowdown meanwhile: never used in a decision."""
 

@@ -189,7 +189,7 @@ class PilotBuild(Model):
 class DiscoveryRecord(Record):
     """`runs/<run>/discovery.json`: what the first worker found out; all others rely on it."""
 
-    MAX_BYTES: ClassVar[int] = 4 << 20
+    MAX_BYTES: ClassVar[int] = 8 << 20
 
     kind: Literal["Discovery"] = "Discovery"
     run: RunId

@@ -170,7 +170,7 @@ def _measure(
         for name, engine in engines.items()
         for case in request.cases
     }
-    timings = measure(timers, request.measure, request.seed, time.perf_counter)
+    timings = measure(timers, request.measure, request.seed, time.perf_counter, len(request.cases))
     return {name: tuple(timings[name, case.name] for case in request.cases) for name in engines}
 
 

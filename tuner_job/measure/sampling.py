@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 
 from tuner_job.api.child import MeasureSettings
-from tuner_job.api.measurement import Session, Timing
+from tuner_job.api.measurement import MOST_SAMPLES, Session, Timing
 from tuner_job.measure.samples import Floats, latencies, session
 
 Clock = Callable[[], float]
@@ -78,16 +78,18 @@ class _Series:
     sessions: list[Session] = field(default_factory=list)
 
 
-def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, clock: Clock) -> dict[Key, Timing]:
+def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, clock: Clock, cases: int = 1) -> dict[Key, Timing]:
     """Time every timer: warm up each, then rounds in which each one takes a session, in an order shuffled by `seed`.
 
     `at` of all sessions is on one clock, which starts with the first session of this call. Throttled sessions are kept,
     flagged, and taken again in later rounds, at most as often as sessions were planned. A session lasts at least
-    `session_seconds` and has at least `session_samples` samples. Raises InvalidTiming.
+    `session_seconds` and has at least `session_samples` samples. An engine has a timer for each of its `cases`; of what it takes
+    beyond MOST_SAMPLES in all, evenly spaced samples are kept. Raises InvalidTiming.
     """
     rng = np.random.default_rng(seed)
     attempts = settings.sessions + math.ceil(RETAKES * settings.sessions)
     series = {key: _Series(timer, *warm_up(timer, settings, clock), settings.sessions, attempts) for key, timer in timers.items()}
+    most = max(settings.session_samples, MOST_SAMPLES // (settings.sessions * cases))
     start = clock()
     while pending := [one for one in series.values() if one.owed and one.attempts_left]:
         for position in rng.permutation(len(pending)):
@@ -96,7 +98,7 @@ def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, c
             at = clock() - start
             samples = _run(one.timer, settings.session_seconds, settings.session_samples, clock)
             throttled = one.timer.throttled()
-            one.sessions.append(session(at, samples, throttled))
+            one.sessions.append(session(at, _thinned(samples, most), throttled))
             one.attempts_left -= 1
             one.owed -= not throttled
     return {
@@ -110,6 +112,11 @@ def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, c
         )
         for key, one in series.items()
     }
+
+
+def _thinned(samples: Floats, most: int) -> Floats:
+    """Neighbours are so correlated that leaving some out loses next to nothing."""
+    return samples if samples.size <= most else samples[np.linspace(0, samples.size - 1, most).astype(np.int64)]
 
 
 def _run(timer: Timer, seconds: float, samples: int, clock: Clock) -> Floats:
