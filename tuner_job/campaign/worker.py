@@ -24,7 +24,7 @@ from tuner_job.api.messages import BeatState, RunInputs, StopRecord
 from tuner_job.campaign.exits import WorkerExit
 from tuner_job.campaign.processes import die_with_parent, own_id
 from tuner_job.campaign.reader import RunReader
-from tuner_job.campaign.stages import Post, WrongDevice, run_stage
+from tuner_job.campaign.stages import Post, StageConvicted, WrongDevice, run_stage
 from tuner_job.campaign.workspace import ScratchFull, Stopped, Workspace
 from tuner_job.store import layout
 from tuner_job.store.models import RemoteModels
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _end(arguments, WorkerExit.STOPPED, "Stopped", "told to stop")
     except WrongDevice as error:
         return _end(arguments, WorkerExit.WRONG_DEVICE, error.reason, str(error))
-    except (StoreNotConditional, InputError) as error:
+    except (StageConvicted, StoreNotConditional, InputError) as error:
         return _end(arguments, WorkerExit.BAD_INPUT, error.reason, str(error))
     except (StoreUnavailable, StoreReadOnly, StoreFull, ScratchFull) as error:
         return _end(arguments, WorkerExit.STORE_UNUSABLE, error.reason, str(error))
@@ -126,9 +126,6 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
     def check_stop() -> None:
         if stop.is_set() or read_record(store, layout.stop(arguments.run, arguments.attempt), StopRecord) is not None:
             raise Stopped
-
-    def wait(seconds: float) -> None:
-        stop.wait(seconds)
 
     supervisor = Supervisor(arguments.scratch, warm=True)  # sweeps what dead workers left
     heart = Heart(
@@ -160,7 +157,7 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
                     claims=Claims(store, arguments.run, heart, stale_seconds=arguments.stale_seconds),
                     index=arguments.index,
                     check_stop=check_stop,
-                    wait=wait,
+                    wait=stop.wait,
                     deadline_seconds=arguments.deadline_seconds,
                     poll_seconds=arguments.poll_seconds,
                 ),
@@ -177,7 +174,10 @@ def _own_folder(arguments: WorkerArguments) -> Scratch:
     try:
         return Scratch(arguments.scratch, f"worker-{arguments.name}")
     except OSError as error:
-        raise ScratchFull(f"scratch folder {arguments.scratch}: {error.strerror}; free some space or set --scratch") from None
+        raise ScratchFull(
+            f"scratch folder {arguments.scratch}: {error.strerror}; free some space, or choose another folder with --folder "
+            f"(a worker: --scratch)"
+        ) from None
 
 
 def limits(inputs: RunInputs) -> Limits:

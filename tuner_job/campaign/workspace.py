@@ -161,5 +161,6 @@ class Workspace:
         if free < needed:
             raise ScratchFull(
                 f"scratch folder {self.root} has {free >> 20} MiB free; {needed >> 20} MiB are needed "
-                f"(four times the model and {SCRATCH_FLOOR >> 20} MiB): free some or set --scratch"
+                f"(four times the model and {SCRATCH_FLOOR >> 20} MiB): "
+                f"free some, or choose another folder with --folder (a worker: --scratch)"
             )
