@@ -9,7 +9,7 @@ from api_resources import GONE, changed, full, minimal
 
 from tuner_job.api.base import InputError
 from tuner_job.api.documents import parse_resource
-from tuner_job.api.effective import inputs_digest, run_id, run_inputs
+from tuner_job.api.effective import cluster_fields, inputs_digest, run_id, run_inputs
 from tuner_job.api.messages import Owner, RunInputs
 from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import TuningJob
@@ -228,6 +228,16 @@ def test_a_p99_constraint_asks_for_as_many_samples_as_the_metric_does() -> None:
 
 
 def test_more_samples_than_the_records_hold_are_refused() -> None:
-    job = changed(minimal(), "spec/measurement", {"sessions": 100, "sessionSamples": 2001})
-    with pytest.raises(InputError, match="100 sessions of 2001 samples"):
+    job = changed(minimal(), "spec/measurement", {"sessions": 100, "sessionSamples": 1001})
+    with pytest.raises(InputError, match="100 sessions of 1001 samples"):
         inputs(job)
+
+
+def test_what_only_a_cluster_uses_is_told() -> None:
+    job = parse_resource(changed(minimal(), "spec/priority", 5), "")
+    assert isinstance(job, TuningJob)
+    assert cluster_fields(job, job.spec.targets[0]) == ("priority",)
+    job = parse_resource(full("TuningJob"), "")
+    assert isinstance(job, TuningJob)
+    named = {name for target in job.spec.targets for name in cluster_fields(job, target)}
+    assert {"retune", "workerTemplate"} <= named

@@ -164,4 +164,4 @@ def test_a_very_fast_engine_keeps_no_more_samples_than_its_records_hold() -> Non
     assert [one.count for one in timing.sessions] == [200] * 4
     whole = measure({"x": FakeTimer(device, latency=lambda _: 1e-5)}, settings, 0, device.clock)["x"]
     assert sum(one.count for one in whole.sessions) <= MOST_SAMPLES
-    assert all(one.count >= 49_000 for one in whole.sessions)
+    assert all(one.count >= 24_000 for one in whole.sessions)

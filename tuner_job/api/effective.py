@@ -104,6 +104,23 @@ def run_id(owner: Owner, target: str, inputs: str, rerun_token: str = "") -> str
     return digest_of([owner.cluster, owner.namespace, owner.name, target, inputs, rerun_token])[:20]
 
 
+def cluster_fields(job: TuningJob, target: Target) -> tuple[str, ...]:
+    """Fields of the job that are set and mean something on a cluster only, where schedulers and other jobs are."""
+    spec, gpu = job.spec, target.device.gpu
+    of_target = f"targets[{target.name}]"
+    asked = {
+        "priority": spec.priority,
+        "retune": spec.retune,
+        "workerTemplate": spec.worker_template,
+        f"{of_target}.nodeSelector": target.node_selector,
+        f"{of_target}.parallelism": target.parallelism,
+        f"{of_target}.minParallelism": target.min_parallelism,
+        f"{of_target}.device.resourceClaims": target.device.resource_claims,
+        f"{of_target}.device.gpu.allowShared": gpu and gpu.allow_shared,
+    }
+    return tuple(name for name, value in asked.items() if value)
+
+
 def _variants(model: ModelSource) -> tuple[VariantInput, ...]:
     default = VariantInput(uri=model.uri, digest=_hex(model.digest) if model.digest else None)
     others = sorted(model.variants, key=lambda variant: variant.name)

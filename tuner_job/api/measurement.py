@@ -18,7 +18,7 @@ PROTOCOL_VERSION = 1
 """Version of the way in which timings and losses are taken. Part of a result's identity: raise it when numbers change meaning."""
 
 
-MOST_SAMPLES = 200_000
+MOST_SAMPLES = 100_000
 """Kept of one engine over all its sessions and shape cases, so that its records stay within their bounds."""
 
 

@@ -47,7 +47,7 @@ class Measurement(Spec):
     """A session lasts at least so many milliseconds, 1 to 60,000; absent means 100."""
     session_samples: Annotated[int | None, Field(ge=1, le=100_000)] = None
     """A session has at least so many samples, 1 to 100,000; absent means 20, or 5,000 over all
-    sessions where LatencyP99 is the metric or a constraint. At most 200,000 over all sessions and shapes."""
+    sessions where LatencyP99 is the metric or a constraint. At most 100,000 over all sessions and shapes."""
     warmup_milliseconds: Annotated[int | None, Field(ge=0, le=60_000)] = None
     """Shortest warm-up in milliseconds, 0 to 60,000; absent means 200. It goes on until windows agree."""
     warmup_limit_milliseconds: Annotated[int | None, Field(ge=1, le=600_000)] = None

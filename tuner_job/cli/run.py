@@ -8,8 +8,9 @@ import click
 from rich.console import Console
 
 from tuner_job.api.base import InputError
+from tuner_job.api.effective import cluster_fields
 from tuner_job.api.messages import PointerRecord, RunRecord, VerdictRecord
-from tuner_job.api.tuningjob import Target
+from tuner_job.api.tuningjob import PublishTarget, Target
 from tuner_job.campaign.local import LocalExecutor
 from tuner_job.campaign.progress import progress
 from tuner_job.campaign.reader import RunReader
@@ -21,7 +22,7 @@ from tuner_job.cli.show import print_results, verdict_text
 from tuner_job.report.html import write_report
 from tuner_job.store import pointers
 from tuner_job.store.keys import TrustRoot, signer
-from tuner_job.store.publish import publish
+from tuner_job.store.publish import promote, publish
 from tuner_job.store.verify import verify
 
 
@@ -78,14 +79,22 @@ class _Session:
 
     def complete(self, rerun: str | None, *, publishing: bool) -> dict[str, object]:
         spec = self._jobfile.job.spec
+        if unused := cluster_fields(self._jobfile.job, self._target):
+            self._console.print(f"only a cluster uses, so not this run: {', '.join(unused)}", style="dim", soft_wrap=True)
         inputs = self._jobfile.inputs(self._target)
+        if publishing and self._decision.pinned_digest:
+            name = self._jobfile.pointer(self._target)
+            pointers.pin(self._place.store, name, self._decision.pinned_digest.removeprefix("sha256:"))
+        token = rerun or (spec.rerun.token if spec.rerun else "")
+        reason = spec.rerun.reason if spec.rerun and not rerun else None
         run = start_run(
             self._place.store,
             self._jobfile.owner,
             self._target.name,
             inputs,
             shards=self._workers,
-            rerun_token=rerun or (spec.rerun.token if spec.rerun else ""),
+            rerun_token=token,
+            trigger=f"Rerun: {reason or token}" if token else "Created",
         )
         reader = RunReader(self._place.store, run.run)
         self._console.print(f"[bold]run {run.run}[/] target {self._target.name} · store {self._place.store.url}", soft_wrap=True)
@@ -114,6 +123,13 @@ class _Session:
         self._console.print(f"report: {report}", soft_wrap=True, highlight=False)
         return answer
 
+    @property
+    def _decision(self) -> PublishTarget:
+        """What a person decided about the target's pointer in `publish.targets`."""
+        wish = self._jobfile.job.spec.publish
+        own = (each for each in (wish.targets if wish else ()) if each.name == self._target.name)
+        return next(own, PublishTarget(name=self._target.name))
+
     def _publish(self, run: RunRecord, verdict: VerdictRecord) -> dict[str, object]:
         store = self._place.store
         wish = self._jobfile.job.spec.publish
@@ -124,6 +140,9 @@ class _Session:
             # The job was edited back to what this run had tuned for: serve its engine again.
             name = self._jobfile.pointer(self._target)
             pointer = pointers.move(store, name, published.digest, why=pointers.PUBLISHED, expected_generation=pointer.generation)
+        if promotion == "Manual" and self._decision.approved_digest:
+            approved = self._decision.approved_digest.removeprefix("sha256:")
+            pointer = promote(store, approved, TrustRoot.load(), owner=run.owner, target=run.target)
         if pointer is not None and wish is not None and wish.keep is not None:
             pointer = pointers.trim(store, self._jobfile.pointer(self._target), wish.keep)
         verified = verify(store, published.digest, TrustRoot.load(), scratch=self._folder)
