@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from campaign_records import run_record
 
 from tuner_job.api.base import InputError
 from tuner_job.api.measurement import Device
-from tuner_job.campaign.discover import require_hardware
+from tuner_job.campaign.discover import require_hardware, require_offered
 
 L40S = Device(type="GPU", product="NVIDIA L40S")
 SLICE = Device(type="GPU", product="NVIDIA A100-SXM4-40GB", mig_profile="1g.5gb")
@@ -39,3 +40,12 @@ def test_hardware_that_was_asked_for_is_taken(asked: dict[str, str], device: Dev
 def test_other_hardware_is_refused_by_name(asked: dict[str, str], device: Device, names: str) -> None:
     with pytest.raises(InputError, match=names):
         require_hardware(asked, device)
+
+
+def test_what_the_backend_does_not_offer_is_refused_not_ignored() -> None:
+    inputs = run_record().inputs
+    require_offered(inputs)
+    with pytest.raises(InputError, match="load none yet"):
+        require_offered(inputs.model_copy(update={"plugins": ("0" * 64,)}))
+    with pytest.raises(InputError, match="optimizationLevel"):
+        require_offered(run_record(settings={"optimizationLevel": ("3", "5")}).inputs)

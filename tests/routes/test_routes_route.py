@@ -157,6 +157,8 @@ def test_a_count_may_be_astronomical() -> None:
         ("-reshape_ppg=[on|off]x", BadRoute),
         ("-reshape_ppg=[on][off]", BadRoute),
         ("-reshape_ppg=[on|off", BadRoute),
+        ("-reshape_ppg=[o n|off]", BadRoute),
+        ("-reshape_ppg=on\x0c-peep:max=3", BadRoute),
         ("-reshape_ppg=[]", BadRoute),
         ("-reshape_ppg=[on||off]", BadRoute),
         ("-reshape_ppg=[on|on]", BadRoute),

@@ -140,6 +140,18 @@ def require_runtime(runtime: RuntimeIdentity, versions: dict[str, str]) -> None:
         )
 
 
+def require_offered(inputs: RunInputs) -> None:
+    """What the job uses must be something that the backend offers."""
+    family = inputs.runtime.family
+    if inputs.plugins:
+        raise InputError(f"model.plugins: {family} workers load none yet; leave them out", reason="PluginsUnsupported")
+    if inputs.search.settings and family == "ONNXRuntime":
+        names = ", ".join(sorted(inputs.search.settings))
+        raise InputError(
+            f"search.builder.settings: {family} has no builder settings ({names}); search its knobs", reason="UnknownSetting"
+        )
+
+
 def require_hardware(asked: Mapping[str, str], device: Device) -> None:
     """The device that is here must be the one that the target names. Node labels are the scheduler's matter."""
     product, profile, count = asked.get("product", ""), asked.get("migProfile", ""), int(asked.get("count", "1"))

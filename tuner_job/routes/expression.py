@@ -68,15 +68,20 @@ def parse_expression(text: str, knobs: KnobList, where: str = "") -> Expression:
 
     `where` opens every message. Raises UnknownKnob, BadValue or BadRoute, naming the token.
     """
-    joined = " ".join(text.splitlines())
+    joined = " ".join(text.replace("\r\n", "\n").split("\n"))
     terms: dict[str, Term] = {}
-    for token in split_tokens(_BRACKETS.sub(lambda m: m[0].replace(" ", ""), joined), where):
+    for token in split_tokens(_BRACKETS.sub(_without_padding, joined), where):
         name, written = split_token(token, knobs, where)
         knob = knobs.find(name, where)
         if name in terms:
             raise BadRoute(f"{at(where)}{name} stands in two tokens; list its values in one: {name}=[a|b]")
         terms[name] = _term(knob, written, where)
     return Expression(knobs, tuple(terms.values()))
+
+
+def _without_padding(brackets: re.Match[str]) -> str:
+    """The list without the spaces around its values; a space inside a value stays, and is refused."""
+    return f"[{'|'.join(value.strip(' ') for value in brackets[0][1:-1].split('|'))}]"
 
 
 def _term(knob: Knob, written: str, where: str) -> Term:

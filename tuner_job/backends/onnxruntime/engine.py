@@ -91,6 +91,6 @@ def run_session(session: ort.InferenceSession, inputs: Tensors) -> dict[str, npt
     outputs: dict[str, npt.NDArray[np.generic]] = {}
     for name, value in zip(names, session.run(names, dict(inputs)), strict=True):
         if not isinstance(value, np.ndarray):
-            raise InputError(f"output {name} is a {type(value).__name__}, not a tensor; choose other outputs or another model")
+            raise InputError(f"output {name} is a {type(value).__name__}, not a tensor; remove it from the model's outputs")
         outputs[name] = value
     return outputs
