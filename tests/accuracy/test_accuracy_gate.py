@@ -81,3 +81,10 @@ def test_a_threshold_needs_its_metric_and_screening_is_never_tighter():
     with pytest.raises(InputError, match="screeningThreshold"):
         check_thresholds("l1", 0.1, -1.0)
     check_thresholds("l1", 0.1, 0.1)
+
+
+@pytest.mark.parametrize(("metric", "threshold"), [("l0", 1.1), ("cosine", 2.5)])
+def test_a_threshold_that_no_loss_reaches_is_refused(metric, threshold):
+    with pytest.raises(InputError, match="passes every engine"):
+        check_thresholds(metric, threshold)
+    check_thresholds(metric, 0.9, screening=threshold)
