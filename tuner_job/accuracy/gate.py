@@ -14,11 +14,11 @@ LARGEST = {"l0": 1.0, "cosine": 2.0}
 
 
 def check_thresholds(metric: str | None, threshold: float | None, screening: float | None = None) -> None:
-    """Raises InputError for a threshold without a metric or the reverse, one that is not a positive finite number, a final one that
-    no loss can reach, or a screening threshold that is tighter than the final one."""
+    """Raises InputError for a threshold without a metric or the reverse, one that is not a positive finite number, a final one
+    that no loss can reach, or a screening threshold that is tighter than the final one."""
     _check_threshold(metric, threshold)
     if metric in LARGEST and threshold is not None and threshold > LARGEST[metric]:
-        raise InputError(f"accuracy.threshold: {threshold} passes every engine; a loss by {metric} is at most {LARGEST[metric]:g}")
+        raise InputError(f"accuracy.threshold: {threshold} passes every engine; a {metric} loss is at most {LARGEST[metric]:g}")
     if screening is not None:
         _check_threshold(metric, screening, "screeningThreshold")
         if threshold is not None and screening < threshold:
