@@ -41,6 +41,7 @@ class Reason(StrEnum):
     PROVEN = "Proven"
     NO_SIGNIFICANT_WIN = "NoSignificantWin"  # a default engine is published
     NO_CANDIDATE = "NoCandidate"
+    CONSTRAINT_BROKEN = "ConstraintBroken"  # faster, but over a bound; a default engine is published
     PUBLISHED = "Published"
     CURRENT = "Current"
     # waiting for a person
@@ -57,6 +58,7 @@ class Reason(StrEnum):
     BASELINE_FAILED = "BaselineFailed"
     ACCURACY_FAILED_IN_FINAL = "AccuracyFailedInFinal"
     BUILD_FAILED_IN_FINAL = "BuildFailedInFinal"
+    TIMING_FAILED_IN_FINAL = "TimingFailedInFinal"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     WRONG_DEVICE = "WrongDevice"
