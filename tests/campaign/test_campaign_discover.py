@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
 import pytest
 from campaign_records import run_record
 
 from tuner_job.api.base import InputError
+from tuner_job.api.child import ShapeCase
 from tuner_job.api.measurement import Device
-from tuner_job.campaign.discover import require_hardware, require_offered
+from tuner_job.api.messages import VariantInput
+from tuner_job.campaign.discover import _inspected, require_hardware, require_offered
 
 L40S = Device(type="GPU", product="NVIDIA L40S")
 SLICE = Device(type="GPU", product="NVIDIA A100-SXM4-40GB", mig_profile="1g.5gb")
@@ -49,3 +55,24 @@ def test_what_the_backend_does_not_offer_is_refused_not_ignored() -> None:
         require_offered(inputs.model_copy(update={"plugins": ("0" * 64,)}))
     with pytest.raises(InputError, match="optimizationLevel"):
         require_offered(run_record(settings={"optimizationLevel": ("3", "5")}).inputs)
+
+
+def relu(path: Path, rows: int | str) -> Path:
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [rows, 4]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_a_variant_that_the_shapes_do_not_fit_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    variants = (VariantInput(uri="a"), VariantInput(name="static", uri="b"))
+    models = {"default": relu(tmp_path / "a.onnx", "n"), "static": relu(tmp_path / "b.onnx", 2)}
+    for rows, fits in ((2, True), (3, False)):
+        cases = (ShapeCase(name="c", tensors={"x": (rows, 4)}),)
+        inputs = run_record().inputs.model_copy(update={"variants": variants, "cases": cases})
+        space = SimpleNamespace(run=SimpleNamespace(inputs=inputs), models=models)
+        if fits:
+            assert _inspected(space)[1][0].tensors == {"x": (2, 4)}  # type: ignore[arg-type]
+        else:
+            with pytest.raises(InputError, match=r"model\.variants\[static\].*fixes at 2"):
+                _inspected(space)  # type: ignore[arg-type]

@@ -62,8 +62,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
             f"model.plugins: backend {inputs.runtime.backend} loads none; leave them out", reason="PluginsUnsupported"
         )
     variants = space.fetch_models(inputs.variants)
-    info = _inspected(space)
-    cases = resolve_cases(info, inputs.cases)
+    info, cases = _inspected(space)
     device, described = describe(space)
     require_runtime(inputs.runtime, described.versions)
     require_hardware(inputs.hardware, device)
@@ -107,15 +106,22 @@ def discover(space: Workspace) -> DiscoveryRecord:
     )
 
 
-def _inspected(space: Workspace) -> ModelInfo:
-    """The base variant's interface; every other variant must share it."""
-    names = [variant.name for variant in space.run.inputs.variants]
+def _inspected(space: Workspace) -> tuple[ModelInfo, tuple[ShapeCase, ...]]:
+    """The base variant's interface and the cases; every other variant must share the one and fit the other."""
+    inputs = space.run.inputs
+    names = [variant.name for variant in inputs.variants]
     base = names[0] if BASELINE.variant not in names else BASELINE.variant
     info = inspect(space.models[base])
+    cases = resolve_cases(info, inputs.cases)
     for name in names:
         if name != base:
-            check_variant(info, inspect(space.models[name]), name)
-    return info
+            other = inspect(space.models[name])
+            check_variant(info, other, name)
+            try:
+                resolve_cases(other, cases)
+            except InputError as error:
+                raise InputError(f"model.variants[{name}]: {error}") from None
+    return info, cases
 
 
 def describe(space: Workspace) -> tuple[Device, ChildReport]:
