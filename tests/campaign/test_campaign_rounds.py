@@ -13,6 +13,9 @@ from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.messages import PlannedTrial, PlanRecord, ResultRecord, RunRecord, own_first
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.rounds import Fold, first_plan, next_plan, seal, space_of
+from tuner_job.search.rounds import Proposal
+from tuner_job.search.singles import OneAtATime
+from tuner_job.search.space import Flip, Space
 
 Answer = Callable[[RunRecord, PlannedTrial], ResultRecord | None]
 
@@ -216,3 +219,15 @@ def test_more_routes_to_start_with_than_a_round_holds_are_all_tried_first() -> N
     fold, _ = play(run, faster)
     routes = [t.candidate.route for p in fold.plans for t in p.trials]
     assert routes[: len(wished)] == list(wished)
+
+
+@pytest.mark.parametrize("greed", [0, 50])
+def test_a_plug_in_that_ignores_the_budget_cannot_break_it(greed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_round(self: object, space: Space, *_: object) -> tuple[Proposal, ...]:
+        flips = [Flip(f"-k{k % 8}", "off") for k in range(greed)]
+        return tuple(Proposal(space.candidate([flip]), "greed") for flip in flips)
+
+    monkeypatch.setattr(OneAtATime, "next_round", next_round)
+    fold, final = play(run_record("OneAtATime", max_trials=20), faster)
+    assert sum(len(plan.trials) for plan in fold.plans) <= 20
+    assert final.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,7 +185,8 @@ class Final:
     def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:
         """Shuffled batches that fit in half of the free memory, candidate and default builds mixed alike."""
         largest = max(max(ENGINE_FLOOR, ENGINE_MEMORY * b.engine.size) for b in builds)
-        room = max(3, int(psutil.virtual_memory().available / 2 // largest))
+        free = min(psutil.virtual_memory().available, self._space.limits.memory_bytes or sys.maxsize)  # a container has less
+        room = max(3, int(free / 2 // largest))
         count = -(-len(builds) // room)
         batches: list[list[_Build]] = [[] for _ in range(count)]
         for side in ("candidate-", "baseline-"):

@@ -130,7 +130,9 @@ def _proposals(fold: Fold, space: Space, carried: Sequence[PlannedTrial]) -> tup
     if wished := [one for one in start_with(fold.run.inputs, space) if one.candidate.id not in planned]:
         return tuple(wished[: budget.next_round])
     pending = [trial.candidate for trial in carried]
-    return strategy_of(fold.run.inputs).next_round(space, observations(fold), budget, fold.run.seed, pending)
+    answer = strategy_of(fold.run.inputs).next_round(space, observations(fold), budget, fold.run.seed, pending)
+    # A plug-in may ignore the budget, or answer with nothing at all.
+    return answer[: budget.next_round] or Done("the strategy proposed nothing") if isinstance(answer, tuple) else answer
 
 
 def start_with(inputs: RunInputs, space: Space) -> tuple[Proposal, ...]:
