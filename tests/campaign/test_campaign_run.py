@@ -20,6 +20,8 @@ from tuner_job.store.objects import ObjectStore
 
 QUICK = ("--beat-seconds", "0.5", "--poll-seconds", "0.1")
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def begin(store: ObjectStore, inputs: RunInputs, *, workers: int = 1, rerun: str = "") -> RunRecord:
     return start_run(store, Owner(name="tiny"), "cpu", inputs, shards=workers, rerun_token=rerun)

@@ -51,7 +51,7 @@ class Record(Model):
                 age = "newer" if header.schema_version > cls.SCHEMA else "older"
                 raise SchemaMismatch(
                     f"{key}: schema version {header.schema_version} is {age} than this trtfleet's ({cls.SCHEMA}); "
-                    f"use the version that wrote it, or start a new run with `rerun.token`"
+                    f"use the version that wrote it, or start a new run with `--rerun TOKEN` (spec.rerun.token)"
                 )
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -357,8 +357,10 @@ class ResultRecord(Record):
     worker: str
     """Who measured it: of another run, if cached."""
     worker_id: str
+    """Of the process that measured it; a cached result keeps that of its first run."""
     seconds: dict[str, Seconds] = Field(default_factory=dict)
-    """Per phase, and `total` wall time of the trial."""
+    """Per phase, and `total` wall time of the trial. Beside them what it cost: `controls` (the worker's baseline), and `lost`
+    (an estimate of earlier tries, whose time nobody knows)."""
     engine: EngineFile | None = None
     losses: Losses | None = None
     timing: tuple[Timing, ...] = ()
@@ -421,7 +423,7 @@ class VerdictRecord(Record):
     """What was tested; the baseline itself when there was nothing to test."""
     significant: bool
     reason: str
-    """Proven, NoSignificantWin, ConstraintBroken, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal."""
+    """Proven, NoSignificantWin, ConstraintBroken, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal, TimingFailedInFinal."""
     message: str
     p_value: float | None = None
     route_gain: Interval | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
+from tuner_job.campaign.patience import Wait, patiently
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.store import layout
@@ -31,7 +32,7 @@ class Explorer:
         *,
         index: int,
         check_stop: Callable[[], None],
-        wait: Callable[[float], None],
+        wait: Wait,
         deadline_seconds: float = 0.0,
         poll_seconds: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
@@ -87,8 +88,8 @@ class Explorer:
     def _record(self, planned: PlannedTrial, claim: Claim) -> None:
         """Run the trial and store its result before anything else is begun. A result that came first stands."""
         result = self._runner.run(planned, claim, self._baseline)
-        create_record(self._store, layout.result(result.run, result.trial), result)
-        self._heart.finished(result.seconds.get("total", 0.0))
+        patiently(lambda: create_record(self._store, layout.result(result.run, result.trial), result), self._wait)
+        self._heart.finished(result.seconds.get("total", 0.0) + result.seconds.get("controls", 0.0))
 
     def _fold(self, plan: PlanRecord, *, out_of_time: bool) -> None:
         """Seal the round and write the next plan. Losing either race is harmless: the winner's record is read back."""

@@ -19,6 +19,7 @@ from tuner_job.api.measurement import BASELINE, Candidate, EngineFile, Losses, S
 from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import BaselineFailed
+from tuner_job.campaign.patience import Wait, patiently
 from tuner_job.campaign.rounds import FINAL_BUILDS, Fold, device_seconds
 from tuner_job.campaign.workspace import Workspace
 from tuner_job.measure.constraints import P99
@@ -56,11 +57,26 @@ class _Lost:
     message: str
 
 
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+class TimingFailed(BaselineFailed):
+    """Engines that passed their checks could not be timed together."""
+
+
 class Final:
     """Proves or refutes the pick of an explore stage."""
 
     def __init__(
-        self, space: Workspace, discovery: DiscoveryRecord, fold: Fold, plan: PlanRecord, step: Callable[[str], None]
+        self,
+        space: Workspace,
+        discovery: DiscoveryRecord,
+        fold: Fold,
+        plan: PlanRecord,
+        step: Callable[[str], None],
+        wait: Wait = _sleep,
     ) -> None:
         self._space = space
         self._inputs = space.run.inputs
@@ -68,6 +84,7 @@ class Final:
         self._pick = plan.pick
         self._explored_seconds = device_seconds(fold.folded, discovery)
         self._step = step
+        self._wait = wait
         self._rng = np.random.default_rng([space.run.seed, plan.round])
 
     def verdict(self) -> VerdictRecord:
@@ -82,12 +99,19 @@ class Final:
             percentile=P99 in self._inputs.constraints,
         )
         builds, lost = self._builds(plan)
-        sessions = self._time(plan, builds)
-        candidates = [] if self._pick is None or lost else [b.name for b in builds if b.name.startswith("candidate-")]
+        try:
+            sessions = self._time(plan, builds)
+        except TimingFailed as error:
+            # It passed its check but breaks while it is timed. If the default builds alone can be timed, it was the candidate.
+            defaults = _side(builds, "baseline-")
+            if len(defaults) == len(builds):
+                raise
+            builds, lost = defaults, _Lost("TimingFailedInFinal", str(error))
+            sessions = self._time(plan, builds)
         decision = decide(
             sessions,
-            candidates,
-            [b.name for b in builds if b.name.startswith("baseline-")],
+            [b.name for b in _side(builds, "candidate-")],
+            [b.name for b in _side(builds, "baseline-")],
             weights=[case.weight for case in self._discovery.cases],
             metric=self._inputs.measure.metric,
             min_improvement=self._inputs.min_improvement,
@@ -123,9 +147,7 @@ class Final:
                 lost = built
                 continue
             done.append(built)
-        if lost:
-            done = [build for build in done if not build.name.startswith("candidate-")]
-        return done, lost
+        return (_side(done, "baseline-") if lost else done), lost
 
     def _build(self, name: str, candidate: Candidate) -> _Build | _Lost:
         output = self._space.root / "final" / name
@@ -140,6 +162,8 @@ class Final:
         end = self._space.insist(request)
         report = end.report
         if end.outcome is not Outcome.FEASIBLE or report is None or report.engine is None or report.losses is None:
+            if end.outcome is Outcome.INFRASTRUCTURE:
+                raise BaselineFailed(f"the final's {name} ended in {end.phase} by a failure of the machine: {end.reason}")
             reason = "AccuracyFailedInFinal" if end.outcome is Outcome.INVALID_OUTPUT else "BuildFailedInFinal"
             return _Lost(reason, f"build {name} ended {end.outcome} in {end.phase}: {end.reason}")
         accuracy = self._inputs.accuracy
@@ -179,7 +203,8 @@ class Final:
         )
         end = self._space.insist(request, self._space.limits_times(len(batch) + work))
         if end.outcome is not Outcome.FEASIBLE or end.report is None:
-            raise BaselineFailed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}")
+            failed = BaselineFailed if end.outcome is Outcome.INFRASTRUCTURE else TimingFailed
+            raise failed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}")
         return end
 
     def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:
@@ -190,7 +215,7 @@ class Final:
         count = -(-len(builds) // room)
         batches: list[list[_Build]] = [[] for _ in range(count)]
         for side in ("candidate-", "baseline-"):
-            own = [b for b in builds if b.name.startswith(side)]
+            own = _side(builds, side)
             for position, index in enumerate(self._rng.permutation(len(own))):
                 batches[position % count].append(own[index])
         return [batch for batch in batches if batch]
@@ -206,8 +231,9 @@ class Final:
     ) -> VerdictRecord:
         by_name = {build.name: build for build in builds}
         chosen = by_name[decision.published]
-        put_blob_file(self._space.store, chosen.path, chosen.engine.digest)
-        samples = put_blob(self._space.store, _packed_samples(sessions))
+        store, packed = self._space.store, _packed_samples(sessions)
+        patiently(lambda: put_blob_file(store, chosen.path, chosen.engine.digest), self._wait)
+        samples = patiently(lambda: put_blob(store, packed), self._wait)
         if decision.significant:
             reason, message = "Proven", decision.message
         elif decision.broken:
@@ -252,7 +278,12 @@ class Final:
         )
 
     def close(self) -> None:
+        """Remove the builds."""
         shutil.rmtree(self._space.root / "final", ignore_errors=True)
+
+
+def _side(builds: Sequence[_Build], prefix: str) -> list[_Build]:
+    return [build for build in builds if build.name.startswith(prefix)]
 
 
 def _packed_samples(sessions: Mapping[str, Sequence[Sequence[Session]]]) -> bytes:

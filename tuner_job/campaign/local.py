@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from tuner_job.api.base import InputError, TrtfleetError
-from tuner_job.api.messages import DISCOVER, FINAL, BeatState, StopRecord, VerdictRecord
+from tuner_job.api.messages import BeatState, StopRecord, VerdictRecord
 from tuner_job.campaign.exits import WorkerExit
-from tuner_job.campaign.processes import is_gone
+from tuner_job.campaign.processes import id_of, is_gone
 from tuner_job.campaign.reader import RunReader
-from tuner_job.campaign.stages import WrongDevice
+from tuner_job.campaign.stages import StageConvicted, WrongDevice
 from tuner_job.campaign.worker import STORE_OPTIONS, Stage
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
@@ -62,6 +63,8 @@ class _Process:
     stage: Stage
     index: int
     popen: subprocess.Popen[bytes]
+    worker_id: str
+    """So that a death is noted for this process, not for another machine's worker of the same name."""
     end_message: Path
 
 
@@ -139,6 +142,7 @@ class LocalExecutor:
         logs = self._folder / "logs" / self._run
         logs.mkdir(parents=True, exist_ok=True)
         end_message = logs / f"{name}.end.json"
+        end_message.unlink(missing_ok=True)
         left = 0.0 if self._deadline is None else max(0.001, self._deadline - time.monotonic())
         command = [
             sys.executable, "-m", "tuner_job.campaign.worker",
@@ -156,7 +160,7 @@ class LocalExecutor:
                 start_new_session=True,  # Ctrl-C reaches the executor alone, which stops its workers in order
                 env={**os.environ, STORE_OPTIONS: json.dumps(self._options)},
             )
-        return _Process(name, stage, index, popen, end_message)
+        return _Process(name, stage, index, popen, id_of(popen.pid), end_message)
 
     def _ended(self, process: _Process) -> _Process | None:
         """Judge a worker's end; returns its successor if one must be started."""
@@ -172,10 +176,9 @@ class LocalExecutor:
             process.name,
             cause="unexplained",
             detail=f"killed by signal {-code}" if signalled else f"exit code {code}",
+            worker_id=process.worker_id,
         )
         self._count_death()
-        if self._convicted(process.stage):
-            raise RunFailed(f"stage {process.stage} of run {self._run} kept killing its worker; see {process.end_message.parent}")
         if self._deaths >= (DEATHS_WITHOUT_PROGRESS if signalled else ERRORS_WITHOUT_PROGRESS):
             if signalled:
                 raise RunFailed(
@@ -189,10 +192,6 @@ class LocalExecutor:
         finished = sum(self._reader.result(t.trial) is not None for plan in self._reader.plans() for t in plan.trials)
         self._deaths = 1 if finished > self._finished else self._deaths + 1
         self._finished = finished
-
-    def _convicted(self, stage: Stage) -> bool:
-        trial = {"discover": DISCOVER, "final": FINAL}.get(stage)
-        return trial is not None and self._reader.result(trial) is not None
 
     def _stop(self, running: list[_Process]) -> None:
         """Tell workers to stop; a second Ctrl-C or the patience's end kills them."""
@@ -240,25 +239,36 @@ def _reported(process: _Process) -> TrtfleetError:
     except (OSError, ValueError, KeyError, TypeError):
         return RunFailed(f"worker {process.name} ended with exit code {process.popen.returncode} and no reason; see its log")
     code = process.popen.returncode
+    if reason == StageConvicted.reason:
+        return RunFailed(f"{message} (in {process.end_message.parent})", reason=reason)
     if code == WorkerExit.BAD_INPUT:
         return InputError(message, reason=reason)
-    if code == WorkerExit.WRONG_DEVICE:
-        return WrongDevice(message, reason=reason)
     if code == WorkerExit.STORE_UNUSABLE:
         return StoreUnavailable(message, reason=reason)
+    if code == WorkerExit.WRONG_DEVICE:
+        return WrongDevice(message, reason=reason)
     return RunFailed(message, reason=reason)
 
 
 @contextlib.contextmanager
 def _only_one(url: str, run: str) -> Iterator[None]:
     """Hold this machine's lock on the run; the kernel frees it when the process ends, however it ends."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = base / "trtfleet" / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / hashlib.sha256(f"{url}|{run}".encode()).hexdigest()[:32]
-    with path.open("a") as file:
+    base = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+    path = base / "trtfleet" / "locks" / hashlib.sha256(f"{_place(url)}|{run}".encode()).hexdigest()[:32]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise InputError(f"lock {path}: {error.strerror}; set XDG_STATE_HOME to a folder that can be written") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunBusy(f"another trtfleet of this machine works on run {run}; wait for it, or stop it") from None
         yield
+
+
+def _place(url: str) -> str:
+    """One name for a store however it is written: a folder can be reached by many paths."""
+    parts = urlsplit(url)
+    return os.path.realpath(unquote(parts.path)) if parts.scheme == "file" else url.rstrip("/")

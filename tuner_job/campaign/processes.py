@@ -9,14 +9,19 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
+from tuner_job.trial import processes
 
 _PR_SET_PDEATHSIG = 1
 
 
 def own_id() -> str:
     """`<host>.<pid>.<start>`: unique to this process; a restarted pod or a reused pid gives another."""
-    return f"{_host()}.{os.getpid()}.{_start(os.getpid())}"
+    return id_of(os.getpid())
+
+
+def id_of(pid: int) -> str:
+    """What `own_id` is in a process of this machine; names none once it has ended."""
+    return f"{_host()}.{pid}.{_start(pid)}"
 
 
 def is_gone(worker_id: str) -> bool | None:
@@ -52,11 +57,6 @@ def _host() -> str:
 
 
 def _start(pid: int) -> str:
-    """Start time of a process as the kernel counts it; "" when there is none or it is a zombie."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return ""
-        return f"{process.create_time():.2f}".replace(".", "")
-    except psutil.Error:
-        return ""
+    """Start of a process in clock ticks since boot, which setting the clock does not move; "" when there is none or a zombie."""
+    process = processes.read(pid)
+    return str(process.started) if process is not None and process.alive else ""

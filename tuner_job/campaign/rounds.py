@@ -186,8 +186,12 @@ def passes_final(result: ResultRecord, accuracy: AccuracyInput) -> bool:
 
 
 def device_seconds(results: Sequence[ResultRecord], discovery: DiscoveryRecord) -> float:
-    """Device time that the pilot and these results used."""
-    return sum(build.seconds for build in discovery.pilot) + sum(r.seconds.get("total", 0.0) for r in results)
+    """Device time that the pilot and these results used, with controls and, as one estimated trial each, tries that were lost."""
+    spent = sum(build.seconds for build in discovery.pilot)
+    for result in results:
+        spent += sum(result.seconds.get(part, 0.0) for part in ("total", "controls", "lost"))
+        spent += result.tries * discovery.trial_seconds if result.convicted else 0.0
+    return spent
 
 
 def strategy_of(inputs: RunInputs) -> Strategy:
@@ -212,7 +216,8 @@ def _budget(fold: Fold) -> Budget:
     if search.device_seconds > 0:
         per_trial = max(fold.discovery.trial_seconds, 1e-3)
         reserved = FINAL_BUILDS * per_trial
-        left = search.device_seconds - reserved - device_seconds(fold.folded, fold.discovery)
+        carried = planned - len(fold.folded)
+        left = search.device_seconds - reserved - device_seconds(fold.folded, fold.discovery) - carried * per_trial
         trials = min(trials, planned + max(0, int(left / per_trial)))
     limit = min(LARGEST_ROUND, max(4 * fold.run.shards, search.max_trials // 4, 8))
     return Budget(trials=trials, spent=planned, round_limit=limit, workers=fold.run.shards)

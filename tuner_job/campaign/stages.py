@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tuner_job.api.base import TrtfleetError
 from tuner_job.api.measurement import BASELINE
-from tuner_job.api.messages import DISCOVER, FINAL, DiscoveryRecord
+from tuner_job.api.messages import DISCOVER, FINAL, DiscoveryRecord, PlanRecord
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.discover import describe, discover, require_runtime
 from tuner_job.campaign.explore import Explorer
 from tuner_job.campaign.final import Final
+from tuner_job.campaign.patience import Wait, patiently
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.campaign.workspace import Workspace
@@ -24,6 +26,7 @@ from tuner_job.store.objects import StoreUnavailable
 from tuner_job.store.probe import probe
 from tuner_job.store.records import create_record
 from tuner_job.store.tries import Claim, Claims, Done
+from tuner_job.trial.environment import steering
 
 log = logging.getLogger("trtfleet.worker")
 
@@ -32,6 +35,12 @@ class WrongDevice(TrtfleetError):
     """This worker's device is not of the class that discover froze."""
 
     reason = "WrongDevice"
+
+
+class StageConvicted(TrtfleetError):
+    """Discover or final kept killing its workers; no further start would mend that."""
+
+    reason = "StageConvicted"
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,7 @@ class Post:
     index: int
     check_stop: Callable[[], None]
     """Raises Stopped when the worker was told to stop."""
-    wait: Callable[[float], None]
-    """Sleeps so many seconds, less if told to stop."""
+    wait: Wait
     deadline_seconds: float
     poll_seconds: float
 
@@ -62,13 +70,15 @@ def _discover(post: Post) -> None:
         return
     probe(post.space.store)
     if post.reader.discovery() is None:
-        create_record(post.space.store, layout.discovery(run.run), discover(post.space))
+        found = discover(post.space)
+        patiently(lambda: create_record(post.space.store, layout.discovery(run.run), found), post.wait)
     discovery = _discovery(post)
     create_record(post.space.store, layout.plan(run.run, 1), rounds.first_plan(run, discovery))
-    post.heart.finished()
+    post.heart.finished(sum(build.seconds for build in discovery.pilot))
 
 
 def _explore(post: Post) -> None:
+    _last_plan(post)
     discovery = _prepared(post)
     ledger = None if run_ignores_ledger(post.reader) else Ledger(post.space.store)
     Explorer(
@@ -87,12 +97,14 @@ def _explore(post: Post) -> None:
 
 
 def _final(post: Post) -> None:
-    plans = post.reader.plans()
+    plan = _last_plan(post)
+    if plan.stage != "final":
+        raise StoreUnavailable(f"run {post.reader.run.run} has no plan for its final yet; let its explore stage end first")
     if not _take_alone(post, FINAL, lambda: post.reader.verdict() is not None):
         return
-    final = Final(post.space, _prepared(post), post.reader.fold(), plans[-1], post.heart.phase)
-    create_record(post.space.store, layout.verdict(post.reader.run.run), final.verdict())
-    post.heart.finished()
+    verdict = Final(post.space, _prepared(post), post.reader.fold(), plan, post.heart.phase, post.wait).verdict()
+    patiently(lambda: create_record(post.space.store, layout.verdict(verdict.run), verdict), post.wait)
+    post.heart.finished(verdict.seconds)
 
 
 def run_ignores_ledger(reader: RunReader) -> bool:
@@ -102,7 +114,7 @@ def run_ignores_ledger(reader: RunReader) -> bool:
 
 
 def _take_alone(post: Post, trial: str, is_done: Callable[[], bool]) -> bool:
-    """Claim a stage that is one trial; waits while another worker has it. False: it is done, or convicted."""
+    """Claim a stage that is one trial; waits while another worker has it. False: it is done. Raises StageConvicted."""
     while True:
         post.check_stop()
         if is_done():
@@ -110,8 +122,8 @@ def _take_alone(post: Post, trial: str, is_done: Callable[[], bool]) -> bool:
         claim = post.claims.claim(trial, BASELINE)
         if isinstance(claim, Claim):
             return True
-        if isinstance(claim, Done):
-            return False
+        if isinstance(claim, Done) and (end := post.reader.result(trial)) is not None:
+            raise StageConvicted(f"stage {trial} of run {post.reader.run.run}: {end.reason}; see its log, then set a rerun token")
         post.wait(post.poll_seconds)
 
 
@@ -125,9 +137,29 @@ def _prepared(post: Post) -> DiscoveryRecord:
             f"this worker has {device.product} ({device.class_id}), the run was discovered on "
             f"{discovery.device.product} ({discovery.device.class_id}); results must not be mixed"
         )
+    _require_same("library", described.versions, discovery.versions)
+    _require_same("variable", steering(os.environ, {}), discovery.environment)
     post.space.fetch_models(discovery.variants)
     post.space.unpack_references(discovery)
     return discovery
+
+
+def _require_same(what: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Whatever is part of a result's identity is the same for all of a run's workers."""
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise WrongDevice(
+                f"{what} {name} is {here.get(name, 'absent')} here, and was {there.get(name, 'absent')} when the run was "
+                f"discovered; results must not be mixed: make it the same again, or set a rerun token",
+                reason="WrongEnvironment",
+            )
+
+
+def _last_plan(post: Post) -> PlanRecord:
+    plans = post.reader.plans()
+    if not plans:
+        raise StoreUnavailable(f"run {post.reader.run.run} has no plan yet; start its discover stage first")
+    return plans[-1]
 
 
 def _discovery(post: Post) -> DiscoveryRecord:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tuner_job.accuracy.gate import judge
-from tuner_job.api.measurement import Losses
+from tuner_job.api.base import TrtfleetError
+from tuner_job.api.measurement import Candidate, Losses
 from tuner_job.api.messages import AccuracyInput, Control, DiscoveryRecord, PlannedTrial, PreviousEnd, ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.workspace import Workspace
 from tuner_job.store.ledger import Ledger
+from tuner_job.store.objects import StoreUnavailable
 from tuner_job.store.records import timestamp
 from tuner_job.store.tries import Claim
 from tuner_job.trial.supervisor import MAX_INFRASTRUCTURE_TRIES, TrialEnd
 
 LOG_CHARACTERS = 4000
+
+log = logging.getLogger("trtfleet.worker")
 
 
 def screen(losses: Losses, accuracy: AccuracyInput) -> tuple[Outcome, str]:
@@ -36,10 +41,10 @@ class TrialRunner:
 
     def run(self, planned: PlannedTrial, claim: Claim, baseline: Baseline) -> ResultRecord:
         """The result of the trial; the caller stores it. Raises Stopped, InputError or BaselineFailed."""
-        if self._ledger is not None and planned.repeat == 0:
-            known = self._ledger.lookup(self._discovery.identity, planned.candidate)
-            if known is not None:
-                return self._from_ledger(known, planned, claim)
+        if planned.repeat == 0 and (known := self._known(planned.candidate)) is not None:
+            return self._from_ledger(known, planned, claim)
+        lost = claim.number - 1
+        began = time.monotonic()
         baseline.before_trial()
         started = time.monotonic()
         end = self._attempt(planned)
@@ -51,10 +56,39 @@ class TrialRunner:
                 break
             claim = again
             end = self._attempt(planned)
-        result = self._from_child(end, planned, claim, baseline.take(), time.monotonic() - started)
-        if self._ledger is not None:
-            self._ledger.add(self._discovery.identity, result)
+        spent = {
+            "total": time.monotonic() - started,
+            "controls": started - began,
+            "lost": lost * self._discovery.trial_seconds,
+        }
+        result = self._from_child(end, planned, claim, baseline.take(), spent)
+        self._share(result)
         return result
+
+    def _known(self, candidate: Candidate) -> ResultRecord | None:
+        """What the ledger has, if it can be used. A record that cannot costs a measurement, never the run."""
+        if self._ledger is None:
+            return None
+        try:
+            known = self._ledger.lookup(self._discovery.identity, candidate)
+        except StoreUnavailable:
+            raise
+        except TrtfleetError as error:
+            log.warning("measured anew: %s", error)
+            return None
+        cases = len(self._discovery.cases)
+        if known is not None and {len(known.timing), *(len(one.timing) for one in known.controls)} - {0, cases}:
+            log.warning("measured anew: the ledger's result of %s is not timed under %d shape cases", candidate.id, cases)
+            return None
+        return known
+
+    def _share(self, result: ResultRecord) -> None:
+        """Before the run's own record, so that a worker killed in between loses nothing. The ledger is not worth a failure."""
+        if self._ledger is not None:
+            try:
+                self._ledger.add(self._discovery.identity, result)
+            except TrtfleetError as error:
+                log.warning("not in the ledger: %s", error)
 
     def _attempt(self, planned: PlannedTrial) -> TrialEnd:
         output = self._space.root / "trial"
@@ -73,7 +107,7 @@ class TrialRunner:
             shutil.rmtree(output, ignore_errors=True)
 
     def _from_child(
-        self, end: TrialEnd, planned: PlannedTrial, claim: Claim, controls: Sequence[Control], total: float
+        self, end: TrialEnd, planned: PlannedTrial, claim: Claim, controls: Sequence[Control], spent: Mapping[str, float]
     ) -> ResultRecord:
         report = end.report
         outcome, reason = end.outcome, end.reason
@@ -91,7 +125,7 @@ class TrialRunner:
             tries=claim.number,
             worker=claim.worker,
             worker_id=claim.worker_id,
-            seconds={**{str(phase): seconds for phase, seconds in end.seconds.items()}, "total": total},
+            seconds={**{str(phase): seconds for phase, seconds in end.seconds.items()}, **spent},
             engine=report.engine if report else None,
             losses=report.losses if report else None,
             timing=report.timing if report and measured else (),

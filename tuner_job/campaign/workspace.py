@@ -134,7 +134,8 @@ class Workspace:
         end = self.supervisor.run(request, limits or self.limits, on_phase=self.on_phase, stop=self.stop)
         if end.stopped:
             raise Stopped
-        if end.bad_input:
+        of_variant = request.candidate.variant != BASELINE.variant and end.phase in (Phase.BUILD, Phase.LOAD)
+        if end.bad_input and not of_variant:  # what the engine cannot do with one variant is refused, and ends no run
             raise InputError(end.reason, reason="InvalidModel" if end.phase is not Phase.CHECK else "InvalidReferences")
         return end
 

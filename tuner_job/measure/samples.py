@@ -14,6 +14,9 @@ from tuner_job.api.measurement import Session
 
 Floats = npt.NDArray[np.float64]
 
+INFLATED_BYTES = 64 << 20
+"""Of one session's samples. What inflates to more was not measured."""
+
 
 class InvalidTiming(TrtfleetError):
     """A timer returned something that cannot be a latency."""
@@ -32,10 +35,14 @@ def pack(samples: Floats) -> str:
 def unpack(text: str) -> Floats:
     """The samples in seconds, shape (count,); raises InputError if `text` was not made by `pack`."""
     try:
-        data = zlib.decompress(base64.b64decode(text, validate=True))
-        return np.frombuffer(data, dtype="<f4").astype(np.float64)
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(base64.b64decode(text, validate=True), INFLATED_BYTES)
+        samples = np.frombuffer(data, dtype="<f4").astype(np.float64)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise InputError(f"samples: not base64 of zlib of float32 seconds: {error}", reason="PoisonedRecord") from None
+    if not inflater.eof:
+        raise InputError(f"samples: cut off, or more than {INFLATED_BYTES} bytes", reason="PoisonedRecord")
+    return samples
 
 
 def latencies(samples: npt.ArrayLike) -> Floats:

@@ -26,6 +26,7 @@ _ENDINGS = {
     "NoCandidate": "Nothing beat the default",
     "AccuracyFailedInFinal": "The pick failed its accuracy check",
     "BuildFailedInFinal": "The pick could not be built again",
+    "TimingFailedInFinal": "The pick broke while it was timed",
 }
 
 

@@ -13,8 +13,8 @@ from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreCorrupt
 from tuner_job.store.records import create_record, read_record
 
-_CHANCE = frozenset({Outcome.HUNG, Outcome.INFRASTRUCTURE})
-"""Outcomes that say more about the day than about the candidate."""
+_CHANCE = frozenset({Outcome.HUNG, Outcome.INFRASTRUCTURE, Outcome.OUT_OF_MEMORY})
+"""Outcomes that say more about the day, or the machine's memory, than about the candidate."""
 
 
 def identity(
