@@ -121,3 +121,12 @@ def test_drift_that_all_builds_share_is_removed() -> None:
     left = np.array(without_drift(list(at), list(own + drift)))
     assert np.std(left) < 0.03
     assert np.std(own + drift) > 0.2
+
+
+def test_a_percentile_is_planned_by_its_own_spread_not_by_that_of_means() -> None:
+    rng = np.random.default_rng(3)
+    sessions = tuple(session(float(k), 1e-3 * rng.lognormal(0, 0.3, 1000)) for k in range(40))
+    timing = Timing(clock="host", sessions=sessions)
+    cases = [ShapeCase(name="only")]
+    spread = {metric: components([session_logs([timing], cases, metric)]).session_sd for metric in ("LatencyMean", "LatencyP99")}
+    assert spread["LatencyP99"] > 2 * spread["LatencyMean"]

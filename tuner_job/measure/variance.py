@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner_job.api.child import ShapeCase
-from tuner_job.api.measurement import Timing
+from tuner_job.api.measurement import Session, Timing
 from tuner_job.api.messages import DiscoveryRecord
 from tuner_job.measure.samples import Floats, unpack
 from tuner_job.measure.summary import Metric, case_weights, session_seconds, usable
@@ -65,10 +65,15 @@ def median_variance(sd: float, count: int) -> float:
 def session_logs(timings: Sequence[Timing], cases: Sequence[ShapeCase], metric: Metric) -> list[float]:
     """Objective of each session of one build: the weighted log seconds of the k-th usable session of every case.
 
-    For LatencyP99 the session means stand in, since a session is too short for its own P99. Raises NoUsableSession, InputError.
+    For LatencyP99 it is the percentile of the session's own samples: too few to say what it is, enough to see how it varies,
+    which is more than medians do. Raises NoUsableSession, InputError.
     """
+
+    def seconds(one: Session) -> float:
+        return float(np.percentile(unpack(one.samples), 99)) if metric == "LatencyP99" else session_seconds(one, metric)
+
     weights = case_weights(cases)
-    per_case = [[math.log(session_seconds(s, metric)) for s in usable(one.sessions)] for one in timings]
+    per_case = [[math.log(seconds(one)) for one in usable(timing.sessions)] for timing in timings]
     return [float(np.dot(weights, logs)) for logs in zip(*per_case, strict=False)]
 
 
