@@ -75,8 +75,7 @@ class Workspace:
                 self.remote.download_folder(uri, path)
         if expected is not None and (actual := digest_files(path)) != expected:
             raise InputError(
-                f"accuracy.references: {uri} has digest {actual}, but the run was planned with {expected}; "
-                f"start the command again",
+                f"accuracy.references: {uri} has digest {actual}, not {expected}; it changed, or references.digest is wrong",
                 reason="ReferencesChanged",
             )
         return path
