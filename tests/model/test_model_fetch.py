@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
 from model_files import detector, external, magika, model, save, silero, weights, with_external
 
 from tuner_job.api.base import InputError
-from tuner_job.model.digest import digest
+from tuner_job.model.digest import digest, digest_files
 from tuner_job.model.fetch import fetch
 from tuner_job.model.inspect import inspect
 
@@ -184,3 +185,13 @@ def test_an_expected_digest_is_checked_wherever_the_model_is(tmp_path):
             fetch(uri, tmp_path / "other", reader, digest="0" * 64)
         assert error.value.reason == "ModelChanged"
     assert not list((tmp_path / "other").iterdir())
+
+
+def test_digests_of_references_are_what_common_tools_print(tmp_path):
+    folder = tmp_path / "refs"
+    for name, data in (("b/input.npy", b"1"), ("b/output.npy", b"2"), ("a.npz", b"3"), ("B.npz", b"4")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    script = "sha256sum a.npz; find * -type f | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    printed = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True).stdout.split()
+    assert (digest_files(folder / "a.npz"), digest_files(folder)) == (printed[0], printed[2])

@@ -69,7 +69,8 @@ class ReferenceFiles(Spec):
     uri: Uri
     """Folder or archive (npz, npy, raw, ONNX test_data_set_N); at most 512 characters."""
     digest: ContentDigest | None = None
-    """SHA-256 of the references; checked after fetching."""
+    """SHA-256 of the references, checked after fetching; of a folder, of what `sha256sum` prints for its files by relative path,
+    sorted (`find * -type f | LC_ALL=C sort | xargs sha256sum | sha256sum`)."""
 
 
 class GeneratedReferences(Spec):

@@ -34,9 +34,13 @@ def _sha256(path: Path) -> str:
 
 
 def digest_files(path: Path) -> str:
-    """Digest over the names and bytes of all files below a folder, or of one file: the same wherever they lie."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    """Digest of one file, as `sha256sum` prints it, or of all files below a folder: the same wherever they lie.
+
+    A folder's is the SHA-256 of what `sha256sum` prints for its files by relative path, sorted.
+    """
+    if path.is_file():
+        return _sha256(path)
     total = hashlib.sha256()
-    for file in files:
-        total.update(f"{file.relative_to(path)}\0{_sha256(file)}\n".encode())
+    for name in sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()):
+        total.update(f"{_sha256(path / name)}  {name}\n".encode())
     return total.hexdigest()
