@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from tuner_job.api.child import REQUEST_FILE
 from tuner_job.api.measurement import Candidate
 from tuner_job.api.messages import DISCOVER, FINAL, ResultRecord
 from tuner_job.campaign.reader import RunReader
+from tuner_job.cli.exits import Exit
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 
@@ -103,6 +105,18 @@ class Observed:
         assert self.cli is not None
         self.cli.wait(PATIENCE)
         assert self.ended_well()
+
+    def explore(self) -> None:
+        """Undisturbed until all is explored, then Ctrl-C: the final has no say in which trials there are."""
+        self.start()
+        assert self.cli is not None
+        give_up = time.monotonic() + PATIENCE
+        while not (self.reader and self.reader.plans() and self.reader.plans()[-1].stage == "final"):
+            assert time.monotonic() < give_up, self.log()
+            assert not self.ended_well()
+            time.sleep(0.1)
+        self.cli.send_signal(signal.SIGINT)
+        assert self.cli.wait(PATIENCE) == Exit.STOPPED, self.log()
 
     def verified_engine(self) -> str:
         """Digest of the engine that `trtfleet verify` approves of."""
