@@ -111,15 +111,15 @@ class _Session:
         results = list(reader.fold().folded)
         print_results(self._console, progress(reader), results)
         self._console.print(verdict_text(run, verdict), soft_wrap=True)
-        report = write_report(reader, self._folder / "reports" / f"{run.run}.html")
         answer: dict[str, object] = {
             "run": run.run,
             "target": self._target.name,
             "verdict": verdict.model_dump(mode="json", by_alias=True, exclude={"builds"}, exclude_none=True),
-            "report": str(report),
         }
-        if publishing:
+        if publishing:  # before the report: no chart may keep an engine from being served
             answer |= self._publish(run, verdict)
+        report = write_report(reader, self._folder / "reports" / f"{run.run}.html")
+        answer["report"] = str(report)
         self._console.print(f"report: {report}", soft_wrap=True, highlight=False)
         return answer
 
