@@ -25,7 +25,7 @@ KNOBS = {
     "tuner_options": [
         {
             "option": "-do",
-            "allowed_values": "-do=[nothing|hold|killTwice|kill]",
+            "allowed_values": "-do=[nothing|hold|killTwice|kill|breakTogether]",
             "default_value": "nothing",
             "help": "What the build does first.",
         },
@@ -63,25 +63,34 @@ class ScriptedTimer:
     clock = "host"
     launch = "direct"
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._rng = np.random.default_rng()
+        self._seconds = seconds
 
     def sample(self, count: int) -> np.ndarray:
         time.sleep(0.001 * count)
-        return 0.001 * np.exp(self._rng.normal(0, 0.01, count))
+        return self._seconds * np.exp(self._rng.normal(0, 0.01, count))
 
     def throttled(self) -> bool:
         return False
 
 
 class ScriptedEngine:
-    """y = 2 x[:, :8]."""
+    """y = 2 x[:, :8]. One that breaks together is fast, and aborts when it is timed beside others."""
+
+    loaded = 0
+
+    def __init__(self, text: str = "") -> None:
+        self._breaks = "breakTogether" in text
+        ScriptedEngine.loaded += 1
 
     def run(self, inputs):
         return {"y": np.asarray(inputs["x"])[:, :8] * 2}
 
     def timer(self, inputs, settings):
-        return ScriptedTimer()
+        if self._breaks and ScriptedEngine.loaded > 1:
+            os.abort()
+        return ScriptedTimer(0.0005 if self._breaks else 0.001)
 
     def close(self) -> None:
         pass
@@ -108,7 +117,7 @@ class ScriptedBackend:
         return ""
 
     def load(self, engine: Path) -> ScriptedEngine:
-        return ScriptedEngine()
+        return ScriptedEngine(engine.read_text())
 
     def reference(self, model: Path) -> ScriptedEngine:
         return ScriptedEngine()

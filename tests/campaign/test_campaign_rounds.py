@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.messages import PlannedTrial, PlanRecord, ResultRecord, RunRecord, own_first
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign.rounds import Fold, first_plan, next_plan, seal, space_of
+from tuner_job.campaign.rounds import Fold, device_seconds, first_plan, next_plan, seal, space_of
 from tuner_job.search.rounds import Proposal
 from tuner_job.search.singles import OneAtATime
 from tuner_job.search.space import Flip, Space
@@ -231,3 +231,26 @@ def test_a_plug_in_that_ignores_the_budget_cannot_break_it(greed: int, monkeypat
     fold, final = play(run_record("OneAtATime", max_trials=20), faster)
     assert sum(len(plan.trials) for plan in fold.plans) <= 20
     assert final.reason
+
+
+def test_device_time_counts_controls_lost_tries_and_convictions() -> None:
+    run = run_record()
+    discovery = discovery_record(run)  # 4 pilot builds of 2 s, and 2 s a trial
+    planned = first_plan(run, discovery).trials[0]
+    whole = result_record(run, planned, seconds=3.0)
+    dear = whole.model_copy(update={"seconds": {"total": 3.0, "build": 1.0, "controls": 0.5, "lost": 4.0}})
+    convicted = whole.model_copy(update={"seconds": {}, "convicted": True, "tries": 3})
+    assert device_seconds([], discovery) == 8.0
+    assert device_seconds([whole], discovery) == 11.0
+    assert device_seconds([dear], discovery) == 15.5
+    assert device_seconds([convicted], discovery) == 14.0
+
+
+def test_trials_that_are_carried_over_keep_their_share_of_the_device_time() -> None:
+    run = run_record("Adaptive", device_seconds=100.0, max_trials=40)
+    discovery = discovery_record(run)
+    plan = first_plan(run, discovery)
+    nothing = seal(run, plan, {})
+    following = next_plan(Fold(run, discovery, (plan,), (nothing,), {}), out_of_time=False)
+    # 8 s for the pilot and 30 s for the final leave 62 s: 31 trials of 2 s, planned ones included
+    assert len({t.trial for t in (*plan.trials, *following.trials)}) <= 31

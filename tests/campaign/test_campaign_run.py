@@ -110,6 +110,22 @@ def test_two_executors_of_one_run_do_not_meet(tiny_inputs: RunInputs, tmp_path: 
         first.complete()
 
 
+def test_a_store_that_is_named_by_another_path_is_the_same_store(tiny_inputs: RunInputs, tmp_path: Path) -> None:
+    store = folder_store(tmp_path / "store")
+    run = begin(store, tiny_inputs)
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+
+    def second(_stage: object) -> None:
+        for path in ("link", "store/../store/", "%73tore"):
+            with pytest.raises(RunBusy, match=run.run):
+                complete(ObjectStore.open(f"file://{tmp_path}/{path}"), run, tmp_path / "other")
+        raise KeyboardInterrupt
+
+    first = LocalExecutor(store, {}, run.run, workers=1, folder=tmp_path / "out", on_tick=second)
+    with pytest.raises(Exception, match="nothing is lost"):
+        first.complete()
+
+
 def test_starting_the_same_run_again_keeps_the_first_record(tiny_inputs: RunInputs, tmp_path: Path) -> None:
     store = folder_store(tmp_path / "store")
     first = begin(store, tiny_inputs, workers=1)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import scripted_backend
 from rig.tiny import write_tiny_model
@@ -22,7 +23,11 @@ from tuner_job.api.child import MeasureSettings
 from tuner_job.api.messages import (
     AccuracyInput,
     BeatState,
+    EndRecord,
+    LedgerRecord,
     Owner,
+    PlanRecord,
+    PreviousEnd,
     ResultRecord,
     RunInputs,
     RunRecord,
@@ -33,13 +38,14 @@ from tuner_job.api.messages import (
 )
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.exits import WorkerExit
-from tuner_job.campaign.local import LocalExecutor, stop_marker
+from tuner_job.campaign.local import LocalExecutor, RunFailed, stop_marker
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.start import start_run
 from tuner_job.model.digest import digest
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
-from tuner_job.store.records import read_record
+from tuner_job.store.records import create_record, read_record
+from tuner_job.store.vet import vet
 
 PATIENCE = 240.0
 QUICK = ("--beat-seconds", "0.2", "--poll-seconds", "0.05")
@@ -252,21 +258,119 @@ def test_a_store_that_is_not_there_is_worth_another_start(scene: Scene) -> None:
     assert scene.store.url in end["message"]
 
 
-def test_a_store_that_goes_away_during_a_trial_costs_that_trial_alone(scene: Scene) -> None:
+def test_a_result_that_is_found_while_the_store_is_away_is_written_when_it_is_back(scene: Scene) -> None:
     worker = scene.start("explore")
     scene.holding()
+    [building] = [path.name for path in scene.backend.glob("holding-*")]
     elsewhere = scene.folder / "elsewhere"
     scene.store_folder.rename(elsewhere)
     scene.store_folder.write_text("no folder")
     scene.go()
-    assert scene.ended(worker)[0] == WorkerExit.STORE_UNUSABLE
-    assert scene.scratch_is_empty()
-
+    until(lambda: not psutil.pid_exists(int(building.partition("-")[2])))  # the trial is over
     scene.store_folder.unlink()
     elsewhere.rename(scene.store_folder)
-    following = scene.start("explore", "--stale-seconds", "1", attempt=2)
-    assert scene.ended(following, attempt=2)[0] == WorkerExit.NOTHING_LEFT
-    assert [found.tries for trial in EVERY if (found := scene.result(trial))] == [2, 1, 1, 1]
+    assert scene.ended(worker)[0] == WorkerExit.NOTHING_LEFT
+    assert [found.tries for trial in EVERY if (found := scene.result(trial))] == [1, 1, 1, 1]
+    assert scene.scratch_is_empty()
+
+
+def test_a_worker_that_is_told_to_stop_does_not_wait_for_the_store(scene: Scene) -> None:
+    worker = scene.start("explore")
+    scene.holding()
+    [building] = [path.name for path in scene.backend.glob("holding-*")]
+    scene.store_folder.rename(scene.folder / "elsewhere")
+    scene.store_folder.write_text("no folder")
+    scene.go()
+    until(lambda: not psutil.pid_exists(int(building.partition("-")[2])))
+    worker.terminate()
+    assert scene.ended(worker)[0] in (WorkerExit.STORE_UNUSABLE, WorkerExit.STOPPED)
+    assert scene.scratch_is_empty()
+
+
+def test_records_of_the_ledger_that_cannot_be_used_cost_a_measurement_each(scene: Scene) -> None:
+    scene.go()
+    identity = scene.reader.discovery().identity  # type: ignore[union-attr]
+    held, held_too, free, free_too = (trial.candidate for trial in scene.reader.plans()[0].trials)
+    honest = ResultRecord(
+        run="0" * 20, trial=FREE, candidate=free, outcome=Outcome.REFUSED, tries=1, worker="1-0", worker_id="w", finished_at="now"
+    )
+    pilot = scene.reader.discovery().pilot[0]  # type: ignore[union-attr]
+    timed_twice = honest.model_copy(update={"candidate": held, "outcome": Outcome.FEASIBLE, "timing": pilot.timing * 2})
+    newer = {**json.loads(LedgerRecord(identity=identity, result=honest).to_json()), "schemaVersion": 2}
+    elsewhere = LedgerRecord(identity="0" * 64, result=honest).to_json()
+    for candidate, data in (
+        (held, LedgerRecord(identity=identity, result=timed_twice).to_json()),
+        (held_too, b"garbage"),
+        (free, json.dumps(newer).encode()),
+        (free_too, elsewhere),
+    ):
+        assert scene.store.create(layout.ledger(identity, candidate), data)
+    assert scene.ended(scene.start("explore")) == (WorkerExit.NOTHING_LEFT, {})
+    results = [scene.result(trial) for trial in EVERY]
+    assert [(found.outcome, found.cached) for found in results if found] == [(Outcome.FEASIBLE, False)] * 4
+
+
+def test_a_worker_whose_environment_would_steer_its_builds_otherwise_says_so(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    code, end = scene.ended(scene.start("explore"))
+    assert code == WorkerExit.WRONG_DEVICE
+    assert end["reason"] == "WrongEnvironment"
+    assert "NVIDIA_TF32_OVERRIDE is 0 here, and was absent" in end["message"]
+    assert scene.tried(HELD, 1) is None
+
+
+@pytest.mark.parametrize("stage", ["explore", "final"])
+def test_a_stage_that_is_started_before_its_time_is_worth_another_start(scene: Scene, stage: str) -> None:
+    if stage == "explore":
+        scene.store.delete(layout.plan(scene.run.run, 1))
+    code, end = scene.ended(scene.start(stage))
+    assert code == WorkerExit.STORE_UNUSABLE
+    assert "no plan" in end["message"]
+    assert scene.reader.verdict() is None
+
+
+@pytest.mark.parametrize("trial", ["discover", "final"])
+def test_a_stage_that_killed_three_workers_ends_the_run_with_one_line(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, trial: str
+) -> None:
+    run, store = scene.run.run, scene.store
+    if trial == "discover":
+        store.delete(layout.discovery(run))
+    else:
+        store.delete(layout.plan(run, 1))
+        create_record(store, layout.plan(run, 1), PlanRecord(run=run, round=1, stage="final", reason="nothing to try"))
+    if store.exists(layout.claim(run, trial, 1)):
+        store.delete(layout.claim(run, trial, 1))
+    for number in (1, 2, 3):
+        previous = PreviousEnd(cause="unexplained") if number > 1 else None
+        record = TryRecord(trial=trial, number=number, worker="9-0", worker_id=f"w{number}", started_at="now", previous=previous)
+        create_record(store, layout.claim(run, trial, number), record)
+        create_record(
+            store, layout.end(run, f"w{number}"), EndRecord(worker="9-0", worker_id=f"w{number}", cause="unexplained", at="")
+        )
+    code, end = scene.ended(scene.start(trial))
+    assert code == WorkerExit.BAD_INPUT
+    assert end["reason"] == "StageConvicted"
+
+    monkeypatch.setenv("PYTHONPATH", str(scene.backend))
+    executor = LocalExecutor(store, {}, run, workers=1, folder=scene.folder / "out", worker_options=QUICK)
+    with pytest.raises(RunFailed, match=f"stage {trial} of run {run}"):
+        executor.complete()
+
+
+def test_a_pick_that_breaks_while_it_is_timed_loses_to_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = begin(tmp_path / "breaking", "-do=breakTogether")
+    monkeypatch.setenv("PYTHONPATH", str(scene.backend))
+    executor = LocalExecutor(scene.store, {}, scene.run.run, workers=1, folder=scene.folder, worker_options=QUICK)
+    verdict = executor.complete()
+    assert verdict.candidate.route == "-do=breakTogether"
+    assert verdict.reason == "TimingFailedInFinal"
+    assert "SIGABRT" in verdict.message
+    assert not verdict.significant
+    assert verdict.published.is_baseline
+    vet(scene.store, scene.run, verdict)
 
 
 def test_a_run_of_another_schema_is_left_alone(scene: Scene) -> None:

@@ -36,6 +36,13 @@ def test_damaged_samples_are_named_as_such(text: str) -> None:
     assert caught.value.reason == "PoisonedRecord"
 
 
+def test_samples_that_inflate_without_end_are_not_inflated_to_the_end() -> None:
+    squeezed = zlib.compressobj(9)
+    bomb = b"".join(squeezed.compress(bytes(1 << 20)) for _ in range(65)) + squeezed.flush()
+    with pytest.raises(InputError, match="more than 67108864 bytes"):
+        unpack(base64.b64encode(bomb).decode())
+
+
 @pytest.mark.parametrize("values", [[], [0.001, 0.0], [-1.0], [float("nan")], [float("inf")], [[0.1, 0.2]]])
 def test_what_is_no_latency_is_refused(values: list[float]) -> None:
     with pytest.raises(InvalidTiming):
