@@ -67,13 +67,20 @@ class Run:
     """Writes records, one stage after the other."""
 
     def __init__(
-        self, *, metric: str = "LatencyP50", name: str = "demo", target: str = "cpu", model: str = "file:///m.onnx"
+        self,
+        *,
+        metric: str = "LatencyP50",
+        name: str = "demo",
+        target: str = "cpu",
+        model: str = "file:///m.onnx",
+        constraints: dict[str, float] | None = None,
     ) -> None:
         self.store = ObjectStore.open(f"memory://{secrets.token_hex(8)}")
         inputs = RunInputs(
             runtime=RuntimeIdentity(family="ONNXRuntime", version="1.23.2"),
             variants=(VariantInput(uri=model),),
             min_improvement=0.01,
+            constraints=constraints or {},
             measure=MeasureSettings(metric=metric),
             accuracy=AccuracyInput(source="Generated", metric="l1", threshold=1e-3, screening_threshold=4e-3),
             search=SearchInput(max_trials=40),

@@ -183,3 +183,8 @@ def test_a_page_is_json_without_a_number_that_is_none():
     assert page["leaders"][0]["pooled"]["gainLow"] < 0.2
     assert page["story"]["claims"][0]["interval"]["confidence"] == 0.95
     assert math.isfinite(page["baselineSeconds"])
+
+
+def test_a_fast_trial_that_breaks_a_constraint_lost_for_that():
+    page = page_of(explored(constraints={"LatencyP50": 1e-6}).final_plan(2, None).reader)
+    assert [row.reason for row in page.lost if row.outcome == "feasible"] == ["breaks a constraint"]

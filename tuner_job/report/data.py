@@ -16,10 +16,12 @@ from pydantic.alias_generators import to_camel
 from tuner_job.accuracy.gate import judge
 from tuner_job.accuracy.losses import loss_of
 from tuner_job.api.base import Model, TrtfleetError
+from tuner_job.api.child import ShapeCase
 from tuner_job.api.measurement import Candidate, Losses
 from tuner_job.api.messages import AccuracyInput, DiscoveryRecord, PlannedTrial, PlanRecord, ResultRecord, RunRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
+from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
 from tuner_job.measure.summary import Metric, gain, objective
 from tuner_job.report import effects
@@ -71,6 +73,8 @@ class TrialRow:
     """That output and its worst sample."""
     passes_final: bool | None = None
     """Whether its losses pass the final threshold; None without losses."""
+    broken: str = ""
+    """The constraint that it breaks."""
     seconds: float = 0.0
     worker: str = ""
     tries: int = 0
@@ -178,9 +182,9 @@ def page_of(reader: RunReader) -> Page:
     pick = verdict.candidate if verdict else plans[-1].pick if plans else None
     in_time = sorted(results.values(), key=lambda result: (result.finished_at, result.trial))
     rows = [
-        _row(planned[trial], results.get(trial), by_trial.get(trial), baseline, run)
+        _row(planned[trial], results.get(trial), by_trial.get(trial), baseline, run, discovery.cases if discovery else ())
         for trial in sorted(planned)
-    ]  # fmt: skip
+    ]
     order = {result.trial: number for number, result in enumerate(in_time, start=1)}
     rows = [replace(row, order=order.get(row.trial)) for row in rows]
     return Page(
@@ -240,7 +244,12 @@ def _worst(losses: Losses | None, accuracy: AccuracyInput) -> tuple[float | None
 
 
 def _row(
-    planned: PlannedTrial, result: ResultRecord | None, score: Score | None, baseline: float | None, run: RunRecord
+    planned: PlannedTrial,
+    result: ResultRecord | None,
+    score: Score | None,
+    baseline: float | None,
+    run: RunRecord,
+    cases: Sequence[ShapeCase],
 ) -> TrialRow:
     named = TrialRow(
         trial=planned.trial,
@@ -265,6 +274,7 @@ def _row(
         loss=loss,
         loss_of=where,
         passes_final=judge(result.losses, accuracy.metric, accuracy.threshold)[0] if result.losses else None,
+        broken=_broken(result, run, cases),
         seconds=result.seconds.get("total", 0.0),
         worker=result.worker,
         tries=result.tries,
@@ -272,6 +282,13 @@ def _row(
         convicted=result.convicted,
         engine=result.engine.digest if result.engine else "",
     )
+
+
+def _broken(result: ResultRecord, run: RunRecord, cases: Sequence[ShapeCase]) -> str:
+    try:
+        return broken_by(result, run.inputs.constraints, cases)
+    except TrtfleetError:
+        return ""  # it has no usable timing, and is listed as such
 
 
 def _leaders(
@@ -348,6 +365,8 @@ def _why_not(row: TrialRow, decided: bool) -> str:
         return "passes the screening threshold but not the final one"
     if row.estimate is None:
         return "has no usable timing"
+    if row.broken:
+        return "breaks a constraint"
     return {
         "faster": "faster than the default, but another one was picked" if decided else "faster than the default so far",
         "slower": "slower than the default",
