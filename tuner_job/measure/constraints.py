@@ -43,12 +43,12 @@ def broken(
 
 def broken_by(result: ResultRecord, limits: Mapping[str, float], cases: Sequence[ShapeCase]) -> str:
     """`broken` for an explored engine. Raises as it."""
-    if not limits or result.engine is None or len(result.timing) != len(cases):
+    if not limits or not result.timing or len(result.timing) != len(cases):
         return ""
     return broken(
         limits,
         [one.sessions for one in result.timing],
-        size=result.engine.size,
+        size=result.engine.size if result.engine else 0,
         streams=result.timing[0].streams,
         throttled_samples=_throttled(result.timing),
     )
