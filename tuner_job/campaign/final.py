@@ -241,7 +241,7 @@ class Final:
         elif lost is not None:
             reason, message = lost.reason, lost.message
         elif self._pick is None:
-            reason, message = "NoCandidate", "no candidate was faster than the default in explore"
+            reason, message = "NoCandidate", "no candidate that may win was faster than the default while exploring"
         else:
             reason, message = "NoSignificantWin", decision.message
         return VerdictRecord(
