@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+from pydantic.alias_generators import to_camel
 from rich.table import Table
 
 from tuner_job.api.base import InputError
@@ -201,7 +202,7 @@ def gc_command(store_url: str, keep: int, grace_hours: float, run_days: float | 
         run_retention_seconds=None if run_days is None else run_days * 86400,
     )
     output.print(str(report))
-    output.print_json({name: str(value) for name, value in vars(report).items()})
+    output.print_json({to_camel(name): dict(each) if isinstance(each, dict) else each for name, each in vars(report).items()})
 
 
 def _moved(pointer: PointerRecord, output: Output) -> None:
