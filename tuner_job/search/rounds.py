@@ -20,7 +20,7 @@ SMALLEST_SD = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One finished trial."""
+    """One finished trial, or the default as discover built it: an empty route of log ratio 0, with its engine's fingerprint."""
 
     trial: str
     candidate: Candidate
