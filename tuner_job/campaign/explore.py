@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import Enum
 
 from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
 from tuner_job.campaign import rounds
@@ -16,6 +17,14 @@ from tuner_job.store.beats import Heart
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import create_record, read_record
 from tuner_job.store.tries import Claim, Claims, Done
+
+
+class _Pass(Enum):
+    """What one look at all trials of a round came to."""
+
+    RAN = "one was free, and was run"
+    WAITING = "the last ones are in other hands"
+    COMPLETE = "each one has its result"
 
 
 class Explorer:
@@ -61,29 +70,29 @@ class Explorer:
             self._first_seen.setdefault(plan.round, self._clock())
             out_of_time = self._deadline is not None and self._clock() >= self._deadline
             late = self._clock() - self._first_seen[plan.round] >= self._round_limit()
-            if not out_of_time and not late and self._run_one(plan):
-                continue
-            if out_of_time or late or all(self._reader.result(t.trial) for t in plan.trials):
+            if out_of_time or late:
                 self._fold(plan, out_of_time=out_of_time)
-            else:
-                self._wait(self._poll)
+                continue
+            match self._run_one(plan):
+                case _Pass.COMPLETE:
+                    self._fold(plan, out_of_time=False)
+                case _Pass.WAITING:
+                    self._wait(self._poll)
 
     def _round_limit(self) -> float:
         search = self._reader.run.inputs.search
         return search.round_deadline_seconds or 4 * search.trial_seconds
 
-    def _run_one(self, plan: PlanRecord) -> bool:
-        """Claim and run the first free trial; False when every trial is done or in other hands."""
+    def _run_one(self, plan: PlanRecord) -> _Pass:
+        """Claim and run the first free trial."""
+        waiting = False
         for planned in own_first(plan.trials, self._index, self._reader.run.shards):
-            if self._reader.known(planned.trial):
-                continue
             claim = self._claims.claim(planned.trial, planned.candidate)
             if isinstance(claim, Claim):
                 self._record(planned, claim)
-                return True
-            if isinstance(claim, Done):
-                self._reader.result(planned.trial)
-        return False
+                return _Pass.RAN
+            waiting = waiting or not isinstance(claim, Done)
+        return _Pass.WAITING if waiting else _Pass.COMPLETE
 
     def _record(self, planned: PlannedTrial, claim: Claim) -> None:
         """Run the trial and store its result before anything else is begun. A result that came first stands."""
