@@ -254,3 +254,9 @@ def test_trials_that_are_carried_over_keep_their_share_of_the_device_time() -> N
     following = next_plan(Fold(run, discovery, (plan,), (nothing,), {}), out_of_time=False)
     # 8 s for the pilot and 30 s for the final leave 62 s: 31 trials of 2 s, planned ones included
     assert len({t.trial for t in (*plan.trials, *following.trials)}) <= 31
+
+
+def test_a_device_time_budget_that_discover_and_the_final_use_up_is_bad_input() -> None:
+    run = run_record("OneAtATime", device_seconds=38.0)  # the pilot took 8 s, the final needs 30 s
+    with pytest.raises(InputError, match="gpuSeconds: 38 leaves nothing"):
+        first_plan(run, discovery_record(run))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner_job.accuracy.gate import judge
+from tuner_job.api.base import InputError
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.messages import (
     DISCOVER,
@@ -89,7 +90,8 @@ def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRe
 def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
     """The plan of the round after the last sealed one: more trials, or the pick for the final.
 
-    Trials that were carried over come first, under their old names. Raises InputError for a `startWith` that is no route.
+    Trials that were carried over come first, under their old names. Raises InputError for a `startWith` that is no route, and for
+    a budget that ends before the first trial.
     """
     number = len(fold.plans) + 1
     space = space_of(fold.run.inputs, fold.discovery.knobs)
@@ -122,6 +124,14 @@ def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
 
 def _proposals(fold: Fold, space: Space, carried: Sequence[PlannedTrial]) -> tuple[Proposal, ...] | Done:
     budget = _budget(fold)
+    if budget.left == 0 and not fold.plans:
+        seconds = fold.discovery.trial_seconds
+        raise InputError(
+            f"budget.gpuSeconds: {fold.run.inputs.search.device_seconds:g} leaves nothing to explore with: a trial takes about "
+            f"{seconds:.3g} s, discover has used {device_seconds((), fold.discovery):.3g} s and the final needs "
+            f"{FINAL_BUILDS * seconds:.3g} s",
+            reason="BudgetExhausted",
+        )
     if budget.left == 0:
         return Done(f"the budget of {budget.trials} trials is used up")
     if len(fold.plans) >= MOST_ROUNDS:
