@@ -126,7 +126,7 @@ def test_an_edited_job_serves_its_own_engine_and_its_former_one_when_edited_back
     assert current(job) == second
     job.write_model(tiny_model())
     answer = ok(job.call("--no-publish"))
-    assert "published" not in answer.out
+    assert "published and verified" not in answer.out
     assert current(job) == second, "--no-publish moves nothing"
     ok(job.call())
     assert current(job) == first
@@ -183,7 +183,7 @@ def test_several_targets_wait_for_approval_in_another_store(tmp_path: Path) -> N
     named = ("--store", "elsewhere", "--target", "b")
     refused(job.call(*named, command="verify"), Exit.VERIFICATION_FAILED, "b")
     refused(job.call(runs["b"]["manifest"][:16], *named, command="promote"), Exit.BAD_INPUT, "64 hex digits")
-    refused(job.call(runs["a"]["manifest"], *named, command="promote"), Exit.VERIFICATION_FAILED, "target")
+    refused(job.call(runs["a"]["manifest"], *named, command="promote"), Exit.REFUSED, "target a, not of")
     promoted = ok(job.call(runs["b"]["manifest"], *named, "--json", command="promote")).json
     assert promoted["current"]["manifest"] == runs["b"]["manifest"]
     ok(job.call(*named, command="verify"))
@@ -205,7 +205,7 @@ def test_report_knobs_and_plan(job: Job, finished: tuple[Job, Answer]) -> None:
     refused(job.call("--match", "-sesion*", command="knobs"), Exit.BAD_INPUT, "matches none")
 
     plan = ok(job.call("--json", "--workers", "2", command="plan")).json
-    assert (plan["knobs"], plan["candidates"], plan["shards"]) == (1, 1, [1, 0])
+    assert (plan["knobs"], plan["candidates"], plan["shards"]) == (1, 2, [1, 1])
     assert plan["deviceSeconds"] > 0, "a run measured a trial"
     assert plan["first"][0]["route"] == "-session:memory_pattern=off"
     assert "Full over 1 knobs" in ok(job.call(command="plan")).out
@@ -217,10 +217,10 @@ def test_plan_needs_neither_a_run_nor_a_device_when_given_a_knob_list(tmp_path: 
     (job.folder / "knobs.json").write_text(json.dumps(knobs))
     job.write({"search": {"knobs": None}})
     plan = ok(job.call("--knobs", "knobs.json", "--trial-seconds", "2", "--json", command="plan")).json
-    assert (plan["tuner"], plan["candidates"], plan["deviceSeconds"]) == ("9", 2, 34.0)
+    assert (plan["tuner"], plan["candidates"], plan["deviceSeconds"]) == ("9", 3, 36.0)
     assert not (job.out / "store").exists()
     (job.folder / "knobs.json").write_bytes(b"\xff\xfe")
-    refused(job.call("--knobs", "knobs.json", command="plan"), Exit.BAD_INPUT, "not JSON")
+    refused(job.call("--knobs", "knobs.json", command="plan"), Exit.BAD_INPUT, "knobs.json: knob list: not JSON")
 
 
 def test_an_exported_cache_comes_back_as_a_start(job: Job, finished: tuple[Job, Answer]) -> None:

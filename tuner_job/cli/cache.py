@@ -14,7 +14,7 @@ from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
 from tuner_job.cli.jobfile import JobFile
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
-from tuner_job.cli.plan import knobs_option
+from tuner_job.cli.plan import knobs_option, read_knob_file
 from tuner_job.measure.summary import latency
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
@@ -41,7 +41,7 @@ def import_command(cache: Path, knob_file: Path | None, top: int, output: Output
         raise InputError("import: give the knob list of the TensorRT that wrote the cache with --knobs")
     if cache.stat().st_size > MAX_CACHE_BYTES:
         raise InputError(f"{cache}: longer than {MAX_CACHE_BYTES} bytes; that is no tuning cache")
-    knobs = parse_knob_list(knob_file.read_text(errors="replace"))
+    knobs = parse_knob_list(read_knob_file(knob_file))
     found = read_tuning_cache(cache.read_text(errors="replace"), knobs, str(cache))
     feasible = [row for row in found.rows if row.outcome is Outcome.FEASIBLE and str(row.route)]
     best = sorted(feasible, key=lambda row: row.gpu_time or 0.0)

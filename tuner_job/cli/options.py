@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,9 @@ F = TypeVar("F", bound=Callable[..., object])
 
 FOLDER = Path("trtfleet-out")
 
+WIDTH = 160
+"""Columns of tables that go into a file or pipe."""
+
 
 class Output:
     """Text for people on one hand, one JSON document on standard output on the other."""
@@ -23,6 +27,8 @@ class Output:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.console = Console(stderr=as_json, highlight=False)
+        if not self.console.is_terminal and "COLUMNS" not in os.environ:
+            self.console.width = WIDTH
 
     def print(self, text: str) -> None:
         """A line for people; silent under --json."""

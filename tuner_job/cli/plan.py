@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
 from tuner_job.api.base import InputError
 from tuner_job.api.child import ChildRequest, Limits
@@ -116,7 +116,9 @@ def knobs_command(
     knobs = parse_knob_list(text)
     searched = {choice.knob.name for choice in space_of(inputs, text).choices}
     shown = _matching(knobs, match)
-    table = Table("knob", "values", "default", "searched", "what it does", title=f"tuner {knobs.tuner_version}")
+    table = Table(
+        Column("knob", no_wrap=True), "values", "default", "searched", "what it does", title=f"tuner {knobs.tuner_version}"
+    )
     for knob in shown:
         values = " ".join(knob.values) if knob.values else "(any number)"
         table.add_row(knob.name, values, knob.default, "yes" if knob.name in searched else "", knob.help)
@@ -139,6 +141,16 @@ def knobs_command(
     )
 
 
+def read_knob_file(path: Path) -> str:
+    """The text of a knob list that the user gives. Raises InputError naming the file if it is none."""
+    text = path.read_text(errors="replace")
+    try:
+        parse_knob_list(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}", reason=error.reason) from None
+    return text
+
+
 def _matching(knobs: KnobList, glob: str) -> list[Knob]:
     found = [knob for knob in knobs.knobs if fnmatchcase(knob.name, glob)]
     if not found:
@@ -156,7 +168,7 @@ def _discovery(
 def _knob_list(knob_file: Path | None, discovery: DiscoveryRecord | None, inputs: RunInputs, folder: Path) -> str:
     """The list that the user gives, that the run discovered, or that the installed library tells. Nothing is built for it."""
     if knob_file is not None:
-        return knob_file.read_text(errors="replace")
+        return read_knob_file(knob_file)
     if discovery is not None:
         return discovery.knobs
     version = installed(inputs.runtime.family)
