@@ -14,6 +14,7 @@ import numpy as np
 
 from tuner_job.api.base import digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.effective import run_id
 from tuner_job.api.measurement import Candidate, Device, EngineFile, Losses, OutputLoss, Session, Timing
 from tuner_job.api.messages import (
     AccuracyInput,
@@ -68,14 +69,14 @@ def finished(
         search=SearchInput(),
     )
     inputs_digest = digest_of(inputs.to_json())
-    run_id = layout.run_id(owner, target, inputs_digest, token)
-    engine = f"engine of {run_id}".encode() * 50
+    name = run_id(owner, target, inputs_digest, token)
+    engine = f"engine of {name}".encode() * 50
     file = EngineFile(digest=digest_of(engine), size=len(engine))
     outputs = (OutputLoss(output="y", worst_sample="only/0", l0=0, l1=0, l2=0, l_inf=0, cosine=0),)
     losses = Losses(references_digest=digest_of(b"references"), samples=8, atol=1e-5, rtol=1e-5, outputs=outputs)
     timing = Timing(clock="host", sessions=(Session(at=0, median=0.001, mean=0.001, count=20, samples=""),))
     run = RunRecord(
-        run=run_id,
+        run=name,
         owner=owner,
         target=target,
         inputs=inputs,
@@ -85,7 +86,7 @@ def finished(
         created_at="2026-01-01T00:00:00Z",
     )
     discovery = DiscoveryRecord(
-        run=run_id,
+        run=name,
         device=DEVICE,
         versions={"onnxruntime": version},
         knobs="{}",
@@ -94,7 +95,7 @@ def finished(
         variants=(VariantInput(uri=f"file:///models/{model}.onnx", digest=digest_of(model.encode())),),
         cases=(ShapeCase(name="only"),),
         references_digest=losses.references_digest,
-        references_blob=digest_of(f"references of {run_id}".encode()),
+        references_blob=digest_of(f"references of {name}".encode()),
         baseline_losses=losses,
         pilot=(PilotBuild(engine=file, timing=(timing,), seconds=1.0),),
         build_sd=0.01,
@@ -104,7 +105,7 @@ def finished(
     sessions, decision = final()
     route = Candidate(route="-knob=2")
     verdict = VerdictRecord(
-        run=run_id,
+        run=name,
         inputs_digest=inputs_digest,
         identity=discovery.identity,
         device=DEVICE,
@@ -131,7 +132,7 @@ def finished(
             for name, own in sessions.items()
         ),
         method=decision.method,
-        samples_blob=digest_of(f"samples of {run_id}".encode()),
+        samples_blob=digest_of(f"samples of {name}".encode()),
         seconds=10.0,
         finished_at="2026-01-01T01:00:00Z",
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rig.faulty import FaultyStore, answering
 
 from tuner_job.api.base import InputError
+from tuner_job.api.effective import run_id
 from tuner_job.api.messages import Owner, Record, SchemaMismatch, StopRecord
 from tuner_job.store import layout
 from tuner_job.store.blobs import get_blob, get_blob_file, put_blob, put_blob_file
@@ -47,15 +48,15 @@ class TestLayout:
     def test_a_run_is_named_by_what_it_tunes(self) -> None:
         owner = Owner(name="a")
         runs = {
-            layout.run_id(owner, "t", "1" * 64),
-            layout.run_id(owner, "t", "1" * 64, "again"),
-            layout.run_id(owner, "u", "1" * 64),
-            layout.run_id(owner, "t", "2" * 64),
-            layout.run_id(Owner(name="a", namespace="b"), "t", "1" * 64),
+            run_id(owner, "t", "1" * 64),
+            run_id(owner, "t", "1" * 64, "again"),
+            run_id(owner, "u", "1" * 64),
+            run_id(owner, "t", "2" * 64),
+            run_id(Owner(name="a", namespace="b"), "t", "1" * 64),
         }
         assert len(runs) == 5
         assert all(re.fullmatch("[0-9a-f]{20}", run) for run in runs)
-        assert layout.run_id(owner, "t", "1" * 64) == layout.run_id(owner, "t", "1" * 64, "")
+        assert run_id(owner, "t", "1" * 64) == run_id(owner, "t", "1" * 64, "")
 
 
 class TestRecords:

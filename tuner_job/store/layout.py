@@ -1,4 +1,4 @@
-"""Every key in a store, and the id of a run. Pure.
+"""Every key in a store. Pure.
 
 runs/<run>/run.json                        what is tuned
            discovery.json                  what the first worker found
@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import string
 
-from tuner_job.api.base import digest_of
 from tuner_job.api.measurement import Candidate
 from tuner_job.api.messages import Owner
 
@@ -37,16 +36,6 @@ PROBE = ".probe"
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
 _PART_LENGTH = 160
-
-
-def run_id(owner: Owner, target: str, inputs_digest: str, rerun_token: str = "") -> str:
-    """20 hex digits: the same inputs of the same owner's target are the same run, until the token changes."""
-    return digest_of([owner.cluster, owner.namespace, owner.name, target, inputs_digest, rerun_token])[:20]
-
-
-def worker(attempt: int, index: int) -> str:
-    """Name of a worker within its run."""
-    return f"{attempt}-{index}"
 
 
 def run_prefix(run: str) -> str:
