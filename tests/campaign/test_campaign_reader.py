@@ -134,3 +134,9 @@ def test_a_run_that_something_else_started_under_our_id_is_not_taken_for_ours(
     create_record(store, layout.run(honest.run), honest.model_copy(update=change(honest)))
     with pytest.raises(InputError, match="not of these inputs"):
         start_run(store, RUN.owner, RUN.target, RUN.inputs, shards=1)
+
+
+def test_workers_are_those_whose_beats_have_a_workers_name(store: ObjectStore) -> None:
+    for name in ("2-0", "10-0", "2-11", "x", "1-x", "1-", "-1-0", "9" * 30 + "-0"):
+        store.put(layout.beat(RUN.run, name), b"{}")
+    assert RunReader(store, RUN.run).workers() == ["2-0", "2-11", "10-0"]

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rig.faulty import FaultyStore
 from rig.s3 import Address
 
-from tuner_job.api.base import TrtfleetError
+from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.measurement import Candidate
 from tuner_job.api.messages import BeatRecord, BeatState, PreviousEnd, ResultRecord, TryRecord
 from tuner_job.api.outcome import Outcome
@@ -692,3 +692,10 @@ TestFleet.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+@pytest.mark.parametrize("change", [{"trial": "001-00001"}, {"number": 7}])
+def test_a_try_that_belongs_elsewhere_is_named(store: FaultyStore, clock: Clock, change: dict[str, object]) -> None:
+    record = TryRecord(trial=TRIAL, number=1, worker="9-0", worker_id="w", started_at=timestamp()).model_copy(update=change)
+    create_record(store, layout.claim(RUN, TRIAL, 1), record)
+    with pytest.raises(InputError, match=f"{layout.claim(RUN, TRIAL, 1)}: it is of another trial or try"):
+        Worker(store, clock, "1-0").claim()

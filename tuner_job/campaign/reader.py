@@ -6,6 +6,7 @@ follows from: a result that belongs elsewhere would otherwise be scored as anoth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,8 @@ from tuner_job.campaign.rounds import Fold
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import find_record, read_record
+
+_BEAT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\.json", re.ASCII)
 
 READERS = 16
 """Requests at a time."""
@@ -122,8 +125,8 @@ class RunReader:
 
     def workers(self) -> list[str]:
         """Names of all workers that ever beat, latest attempt last. By listing: for display and local bookkeeping only."""
-        names = [info.key.rpartition("/")[2].removesuffix(".json") for info in self._store.list(layout.beats(self._id))]
-        return sorted(names, key=lambda name: tuple(int(part) for part in name.split("-") if part.isdigit()))
+        found = (_BEAT.fullmatch(info.key.rpartition("/")[2]) for info in self._store.list(layout.beats(self._id)))
+        return [f"{attempt}-{index}" for attempt, index in sorted((int(one[1]), int(one[2])) for one in found if one)]
 
     def newest_beat(self) -> BeatRecord | None:
         """The beat of a worker of the latest attempt."""

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -38,6 +39,10 @@ STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
 """Environment variable with the store's options as a JSON object: credentials must not stand on a command line."""
 
 MEMORY_SHARE = 0.9
+DISK_SHARE = 0.5
+
+END_BYTES = 4096
+"""Of a pod's termination message."""
 
 _WORK_PHASES = (Phase.BUILD, Phase.LOAD, Phase.CHECK, Phase.MEASURE)
 
@@ -143,7 +148,7 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
             run=run,
             root=root,
             supervisor=supervisor,
-            limits=limits(run.inputs),
+            limits=limits(run.inputs, shutil.disk_usage(root).free),
             stop=stop,
             on_phase=heart.phase,
         )
@@ -180,11 +185,13 @@ def _own_folder(arguments: WorkerArguments) -> Scratch:
         ) from None
 
 
-def limits(inputs: RunInputs) -> Limits:
-    """A child's limits: one trial's time for any phase, and most of the machine's memory so that the kernel need not choose."""
+def limits(inputs: RunInputs, free_bytes: int | None = None) -> Limits:
+    """A child's limits: one trial's time for any phase, most of the machine's memory so that the kernel need not choose, and half
+    of the scratch folder's free bytes, so that one that fills it is to blame and its neighbours are not."""
     seconds = inputs.search.trial_seconds
     return Limits(
         memory_bytes=int(MEMORY_SHARE * memory_limit()),
+        disk_bytes=None if free_bytes is None else int(DISK_SHARE * free_bytes),
         phase_seconds={Phase.START: max(60.0, min(seconds, 300.0)), **dict.fromkeys(_WORK_PHASES, seconds)},
     )
 
@@ -199,14 +206,21 @@ def memory_limit() -> int:
 
 
 def _end(arguments: WorkerArguments, code: WorkerExit, reason: str, message: str) -> int:
-    """Leave the reason where the starter looks for it (at most 4,096 bytes: a pod's termination message)."""
+    """Leave the reason where the starter looks for it."""
     log.log(logging.INFO if code is WorkerExit.STOPPED else logging.ERROR, "%s: %s", reason, message)
-    text = json.dumps({"reason": reason, "message": message[:3000]})
+    text = end_text(reason, message)
     try:
         arguments.end_message.write_text(text)
     except OSError as error:
         log.warning("cannot write %s: %s", arguments.end_message, error)
     return code
+
+
+def end_text(reason: str, message: str) -> str:
+    """JSON of at most END_BYTES, whatever the message's letters take: cut by the container runtime it would be no JSON."""
+    while len((text := json.dumps({"reason": reason, "message": message})).encode()) > END_BYTES:
+        message = message[: len(message) * 3 // 4]
+    return text
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tuner_job.api.base import TrtfleetError
+from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.measurement import Candidate
 from tuner_job.api.messages import BeatRecord, PreviousEnd, ResultRecord, TryRecord
 from tuner_job.api.outcome import Outcome
@@ -140,9 +140,15 @@ class Claims:
 
     def _read_tries(self, trial: str) -> list[TryRecord]:
         tries = self._tries.setdefault(trial, [])
-        while record := read_record(self._store, layout.claim(self._run, trial, len(tries) + 1), TryRecord):
+        while True:
+            number = len(tries) + 1
+            key = layout.claim(self._run, trial, number)
+            record = read_record(self._store, key, TryRecord)
+            if record is None:
+                return tries
+            if (record.trial, record.number) != (trial, number):
+                raise InputError(f"{key}: it is of another trial or try; something else wrote it", reason="PoisonedRecord")
             tries.append(record)
-        return tries
 
     def _end(self, last: TryRecord) -> PreviousEnd | None:
         noted = end_of(self._store, self._run, last.worker_id)

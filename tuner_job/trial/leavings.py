@@ -51,7 +51,7 @@ def lacks(report: ChildReport, request: ChildRequest, output: Path) -> str:
         missing = not output.is_dir() or not any(output.iterdir())
     else:
         engine = output / "engine"
-        built = report.engine is not None and report.losses is not None and engine.is_file()
+        built = report.engine is not None and report.losses is not None and engine.is_file() and not engine.is_symlink()
         missing = not built or (report.engine is not None and engine.stat().st_size != report.engine.size)
         valid = report.losses is not None and not report.losses.problems
         missing = missing or (operation == "trial" and valid and len(report.timing) != len(request.cases))
