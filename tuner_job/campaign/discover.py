@@ -11,6 +11,7 @@ import numpy as np
 
 from tuner_job.accuracy.archive import pack
 from tuner_job.accuracy.gate import check_thresholds, judge
+from tuner_job.accuracy.generate import generation_notes
 from tuner_job.accuracy.references import load
 from tuner_job.accuracy.user_references import import_user_references
 from tuner_job.accuracy.weakness import warnings
@@ -57,10 +58,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
     """Everything that later workers rely on. Raises InputError (the user's), TrtfleetError (the machine's) or Stopped."""
     inputs = space.run.inputs
     check_thresholds(inputs.accuracy.metric, inputs.accuracy.threshold, inputs.accuracy.screening_threshold)
-    if inputs.plugins:
-        raise InputError(
-            f"model.plugins: backend {inputs.runtime.backend} loads none; leave them out", reason="PluginsUnsupported"
-        )
+    require_offered(inputs)
     variants = space.fetch_models(inputs.variants)
     info, cases = _inspected(space)
     device, described = describe(space)
@@ -199,6 +197,8 @@ def _references(space: Workspace, info: ModelInfo, cases: tuple[ShapeCase, ...])
     space.references = folder
     references = load(folder)
     weak = warnings(references, metric=accuracy.metric, threshold=accuracy.threshold, atol=accuracy.atol, rtol=accuracy.rtol)
+    if accuracy.source == "Generated":
+        weak += generation_notes(info.inputs)
     for line in weak:
         log.warning("references: %s", line)
     return references.digest, tuple(weak)
