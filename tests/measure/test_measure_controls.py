@@ -8,6 +8,8 @@ from tuner_job.api.measurement import Candidate, Device, EngineFile, Losses, Ses
 from tuner_job.api.messages import Control, DiscoveryRecord, PilotBuild, ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.measure.controls import drifted, scores
+from tuner_job.measure.samples import session
+from tuner_job.measure.summary import TooFewSamples
 
 BASE = 1e-3
 BUILD_SD, SESSION_SD = 0.003, 0.01
@@ -177,3 +179,15 @@ def test_a_worker_that_always_varies_is_not_flagged_for_it() -> None:
 def test_too_few_controls_say_nothing() -> None:
     assert not drifted(controls(0.0, 9.0), discovery([timing(0.0)]), "LatencyP50")
     assert not drifted([], discovery([timing(0.0)]), "LatencyP50")
+
+
+def test_a_result_too_slow_for_the_samples_of_a_percentile_has_no_score_and_stops_nothing() -> None:
+    rng = np.random.default_rng(0)
+
+    def samples(count: int) -> Timing:
+        return Timing(clock="host", sessions=tuple(session(k, 1e-3 * rng.lognormal(0, 0.1, count)) for k in range(5)))
+
+    results = [result("001-00000", 0, samples(1000)), result("001-00001", 0, samples(100))]
+    assert set(scores(results, discovery([samples(1000)] * 4), "LatencyP99")) == {"001-00000"}
+    with pytest.raises(TooFewSamples):
+        scores(results, discovery([samples(100)] * 4), "LatencyP99")

@@ -23,7 +23,7 @@ from tuner_job.api.messages import (
 from tuner_job.api.outcome import Outcome
 from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
-from tuner_job.measure.summary import NoUsableSession
+from tuner_job.measure.summary import NoUsableSession, TooFewSamples
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.routes.select import select
@@ -186,7 +186,7 @@ def _could_win(result: ResultRecord, fold: Fold) -> bool:
         return False
     try:
         return not broken_by(result, fold.run.inputs.constraints, fold.discovery.cases)
-    except NoUsableSession:
+    except (NoUsableSession, TooFewSamples):
         return False
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tuner_job.api.measurement import Timing
 from tuner_job.api.messages import Control, DiscoveryRecord, ResultRecord
 from tuner_job.measure.samples import Floats
-from tuner_job.measure.summary import Metric, NoUsableSession, objective
+from tuner_job.measure.summary import Metric, NoUsableSession, TooFewSamples, objective
 from tuner_job.measure.variance import NORMAL_MAD, median_variance
 
 DRIFT_SDS = 4.0
@@ -47,10 +47,10 @@ class _Worker:
 def scores(results: Sequence[ResultRecord], discovery: DiscoveryRecord, metric: Metric) -> dict[str, Score]:
     """Score of every result that has a timing, by trial.
 
-    Results whose sessions were all throttled have no score. The order of `results` does not matter.
-    Raises TooFewSamples (LatencyP99), InputError (weights).
+    Results whose sessions were all throttled have no score, nor those too slow for the samples that LatencyP99 needs. The order
+    of `results` does not matter. Raises TooFewSamples (LatencyP99, of the pilot), InputError (weights).
     """
-    pilot = [y for y in (_objective(one.timing, discovery, metric) for one in discovery.pilot) if y is not None]
+    pilot = [y for y in (_objective(one.timing, discovery, metric, strict=True) for one in discovery.pilot) if y is not None]
     logs: dict[tuple[str, bool], list[float]] = defaultdict(list)
     engines: dict[tuple[str, bool], set[str]] = defaultdict(set)
     for result in sorted(results, key=lambda one: one.trial):
@@ -116,10 +116,14 @@ def _worker(result: ResultRecord) -> tuple[str, bool]:
     return result.worker_id, result.cached
 
 
-def _objective(timing: Sequence[Timing], discovery: DiscoveryRecord, metric: Metric) -> float | None:
+def _objective(timing: Sequence[Timing], discovery: DiscoveryRecord, metric: Metric, *, strict: bool = False) -> float | None:
     try:
         return objective(timing, discovery.cases, metric)
     except NoUsableSession:
+        return None
+    except TooFewSamples:
+        if strict:
+            raise
         return None
 
 
