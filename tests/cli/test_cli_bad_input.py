@@ -401,6 +401,17 @@ def test_a_record_of_another_schema_is_refused(
     assert served(job) == served(finished[0])
 
 
+def test_a_run_that_another_device_began(job: Job, finished: tuple[Job, Answer]) -> None:
+    folder = job.out / "store" / layout.run_prefix(finished[1].out.split()[1])
+    (folder / "verdict.json").unlink()
+    shutil.rmtree(folder / "trials" / "final")
+    discovery = json.loads((folder / "discovery.json").read_text())
+    (folder / "discovery.json").write_text(json.dumps(discovery | {"device": discovery["device"] | {"product": "Other CPU"}}))
+    check(job.call(), Exit.WRONG_DEVICE, "discovered on Other CPU", "--rerun")
+    assert served(job) == served(finished[0])
+    assert job.leftovers() == []
+
+
 def test_a_record_that_is_no_record_is_refused(job: Job, finished: tuple[Job, Answer]) -> None:
     run = finished[1].out.split()[1]
     (job.out / "store" / layout.discovery(run)).write_bytes(b"torn {")

@@ -135,7 +135,8 @@ def _prepared(post: Post) -> DiscoveryRecord:
     if device != discovery.device:
         raise WrongDevice(
             f"this worker has {device.product} ({device.class_id}), the run was discovered on "
-            f"{discovery.device.product} ({discovery.device.class_id}); results must not be mixed"
+            f"{discovery.device.product} ({discovery.device.class_id}); results must not be mixed: "
+            "go on there, or set a rerun token (--rerun TOKEN)"
         )
     _require_same("library", described.versions, discovery.versions)
     _require_same("variable", steering(os.environ, {}), discovery.environment)
