@@ -28,7 +28,8 @@ class Credentials(Spec):
     """How operator and workers prove to the store who they are."""
 
     type: Literal["WorkloadIdentity", "Secret", "Anonymous"]
-    """`WorkloadIdentity`: the pods' service accounts; `Secret`: the member `secret`; `Anonymous`: not at all."""
+    """`WorkloadIdentity`: the pods' service accounts; `Secret`: the member `secret`; `Anonymous`: not at all.
+    Local runs have neither pods nor Secrets and take what the environment gives, unless it is `Anonymous`."""
     secret: SecretCredentials | None = None
     """For type Secret, and only for it."""
 
