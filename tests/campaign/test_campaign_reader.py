@@ -55,7 +55,19 @@ def test_the_seal_names_the_bytes_that_lie_in_the_store(store: ObjectStore) -> N
     found = find_record(store, key, ResultRecord)
     assert found is not None
     assert RunReader(store, RUN.run).digests(PLAN)[FIRST.trial] == found.digest
-    assert sealed(store).fold().results[FIRST.trial] == found.record
+    kept = sealed(store).fold().results[FIRST.trial]
+    assert kept.model_copy(update={"timing": found.record.timing}) == found.record
+    assert [s.median for s in kept.timing[0].sessions] == [s.median for s in found.record.timing[0].sessions]
+    assert {s.samples for s in kept.timing[0].sessions} == {""}, "thousands of trials' samples would fill the memory"
+
+
+def test_samples_are_kept_where_a_percentile_is_computed_from_them() -> None:
+    measure = RUN.inputs.measure.model_copy(update={"metric": "LatencyP99"})
+    run = RUN.model_copy(update={"inputs": RUN.inputs.model_copy(update={"measure": measure})})
+    store = ObjectStore.open(f"memory://{secrets.token_hex(8)}")
+    create_record(store, layout.run(RUN.run), run)
+    create_record(store, layout.result(RUN.run, FIRST.trial), result_record(RUN, FIRST))
+    assert RunReader(store, RUN.run).result(FIRST.trial) == result_record(RUN, FIRST)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tuner_job.measure.controls import drifted
 
 TRIALS_PER_CONTROL = 4
 """A control is due before the first trial and again after so many."""
+
+
+RECENT_CONTROLS = 32
+"""So many are kept to tell drift by; each holds its samples."""
 
 
 class BaselineFailed(TrtfleetError):
@@ -31,7 +36,7 @@ class Baseline:
         self._engine: tuple[Path, EngineFile] | None = None
         self._since = 0
         self._taken: list[Control] = []
-        self._all: list[Control] = []
+        self._recent: deque[Control] = deque(maxlen=RECENT_CONTROLS)
 
     def before_trial(self) -> None:
         """Take a control if one is due; after one that is off the others, the next is due at once.
@@ -41,7 +46,7 @@ class Baseline:
         if self._since == 0:
             self._time()
         self._since = (self._since + 1) % TRIALS_PER_CONTROL
-        if drifted(self._all, self._discovery, self._space.run.inputs.measure.metric):
+        if drifted(self._recent, self._discovery, self._space.run.inputs.measure.metric):
             self._since = 0
 
     def take(self) -> Sequence[Control]:
@@ -63,7 +68,7 @@ class Baseline:
         if end.outcome is Outcome.FEASIBLE and end.report is not None:
             control = Control(engine=engine.digest, timing=end.report.timings["baseline"])
             self._taken.append(control)
-            self._all.append(control)
+            self._recent.append(control)
 
     def _build(self) -> tuple[Path, EngineFile]:
         output = self._space.root / "baseline"

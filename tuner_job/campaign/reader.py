@@ -21,6 +21,8 @@ from tuner_job.api.messages import (
     VerdictRecord,
 )
 from tuner_job.campaign.rounds import Fold
+from tuner_job.measure.constraints import P99
+from tuner_job.measure.samples import without_samples
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import find_record, read_record
@@ -91,19 +93,27 @@ class RunReader:
             self._seals.append(seal)
 
     def result(self, trial: str) -> ResultRecord | None:
+        """The result of a trial, without samples unless the run's metric or a constraint is computed from them."""
         if trial not in self._results:
             key = layout.result(self._id, trial)
             found = find_record(self._store, key, ResultRecord)
             if found is None:
                 return None
             _require(key, (found.record.run, found.record.trial) == (self._id, trial), "it is of another run or trial")
-            self._results[trial], self._digests[trial] = found.record, found.digest
+            self._results[trial], self._digests[trial] = self._lean(found.record), found.digest
         return self._results[trial]
 
     def digests(self, plan: PlanRecord) -> dict[str, str]:
         """Trial → digest of its result's bytes, for every trial of the plan that has one."""
         self.read_results(trial.trial for trial in plan.trials)
         return {trial.trial: self._digests[trial.trial] for trial in plan.trials if self.result(trial.trial) is not None}
+
+    def _lean(self, result: ResultRecord) -> ResultRecord:
+        """Less its samples, where nothing is computed from them: those of thousands of trials would fill the memory."""
+        if P99 in (self.run.inputs.measure.metric, *self.run.inputs.constraints):
+            return result
+        controls = tuple(one.model_copy(update={"timing": without_samples(one.timing)}) for one in result.controls)
+        return result.model_copy(update={"timing": without_samples(result.timing), "controls": controls})
 
     def read_results(self, trials: Iterable[str]) -> None:
         """Read many results at once: a store answers many requests in the time of one."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner_job.api.base import InputError, TrtfleetError
-from tuner_job.api.measurement import Session
+from tuner_job.api.measurement import Session, Timing
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,4 +68,11 @@ def session(at: float, samples: Floats, throttled: bool = False) -> Session:
         count=stored.size,
         samples=pack(stored),
         throttled=throttled,
+    )
+
+
+def without_samples(timings: Sequence[Timing]) -> tuple[Timing, ...]:
+    """The same timings with each session's median, mean and count, but no samples: enough for any metric but LatencyP99."""
+    return tuple(
+        one.model_copy(update={"sessions": tuple(s.model_copy(update={"samples": ""}) for s in one.sessions)}) for one in timings
     )
