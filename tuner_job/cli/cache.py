@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import yaml
 
+from tuner_job.accuracy.gate import judge
 from tuner_job.accuracy.losses import loss_of
 from tuner_job.api.base import InputError
-from tuner_job.api.messages import ResultRecord, RunInputs
+from tuner_job.api.measurement import Timing
+from tuner_job.api.messages import AccuracyInput, ResultRecord, RunInputs
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
 from tuner_job.cli.jobfile import JobFile
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
 from tuner_job.cli.plan import knobs_option, read_knob_file
-from tuner_job.measure.summary import latency
+from tuner_job.measure.summary import NoUsableSession, latency
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.routes.tuning_cache import CacheHeader, CacheRow, default_build_route, read_tuning_cache, write_tuning_cache
@@ -74,19 +77,20 @@ def export_command(
     if discovery is None:
         raise InputError(f"TuningJob {jobfile.job.name}: run {run} has discovered nothing yet; start it with `trtfleet run`")
     knobs = parse_knob_list(discovery.knobs)
-    results = [r for plan in reader.plans() for t in plan.trials if (r := reader.result(t.trial)) and not _is_foreign(r)]
-    rows = [CacheRow(0, 1, parse_route("", knobs), gpu_time=latency(discovery.pilot[0].timing[0], "LatencyMean") * 1e3)]
+    trials = dict.fromkeys(t.trial for plan in reader.plans() for t in plan.trials)  # one carried over is planned twice
+    results = [r for trial in trials if (r := reader.result(trial)) and not _is_foreign(r)]
+    rows = [CacheRow(0, 1, parse_route("", knobs), gpu_time=_milliseconds(discovery.pilot[0].timing))]
     rows += [
         CacheRow(
             iteration=number,
             phase=1,
             route=parse_route(result.candidate.route, knobs),
             crash=result.outcome not in (Outcome.FEASIBLE, Outcome.INFEASIBLE),
-            error_message=result.reason,
+            error_message=result.reason or _final_complaint(result, inputs.accuracy),
             losses={loss.output: loss_of(loss, inputs.accuracy.metric) for loss in result.losses.outputs}
             if result.losses
             else None,
-            gpu_time=latency(result.timing[0], "LatencyMean") * 1e3 if result.timing else None,
+            gpu_time=_milliseconds(result.timing),
         )
         for number, result in enumerate(results, 1)
     ]
@@ -95,6 +99,20 @@ def export_command(
         file.write(text.encode())
     output.print(f"{len(rows)} rows written to {output_file}")
     output.print_json({"rows": len(rows), "file": str(output_file)})
+
+
+def _milliseconds(timing: Sequence[Timing]) -> float | None:
+    """Of the first shape case, as trtexec times one; None without a session that was not throttled."""
+    try:
+        return latency(timing[0], "LatencyMean") * 1e3 if timing else None
+    except NoUsableSession:
+        return None
+
+
+def _final_complaint(result: ResultRecord, accuracy: AccuracyInput) -> str:
+    """trtexec knows one threshold, the final one: what only passes screening is out by it."""
+    passed, why = judge(result.losses, accuracy.metric, accuracy.threshold) if result.losses else (True, "")
+    return "" if passed else why
 
 
 def _is_foreign(result: ResultRecord) -> bool:
