@@ -95,3 +95,11 @@ def test_without_any_noise_every_gain_beyond_the_margin_is_found() -> None:
 def test_an_impossible_margin_is_refused(margin: float) -> None:
     with pytest.raises(InputError, match="minImprovement"):
         design(QUIET, MeasureSettings(), margin)
+
+
+def test_a_budget_counts_the_sessions_of_every_shape_case() -> None:
+    noisy = Components(build_sd=0.02, session_sd=0.05, step_sd=0.05)
+    one = design(noisy, MeasureSettings(), 0.01, build_seconds=1.0, budget_seconds=150)
+    many = design(noisy, MeasureSettings(), 0.01, build_seconds=1.0, budget_seconds=150, cases=16)
+    assert one.seconds(1.0) <= 150
+    assert many.repeats < one.repeats

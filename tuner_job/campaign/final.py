@@ -97,6 +97,7 @@ class Final:
             build_seconds=self._discovery.trial_seconds,
             budget_seconds=self._budget(),
             percentile=P99 in self._inputs.constraints,
+            cases=len(self._discovery.cases),
         )
         builds, lost = self._builds(plan)
         try:

@@ -61,9 +61,9 @@ class FinalDesign:
             }
         )
 
-    def seconds(self, build_seconds: float) -> float:
+    def seconds(self, build_seconds: float, cases: int = 1) -> float:
         """Rough device time, given the wall time of one build with its check; sessions may last longer than asked."""
-        return (self.repeats + self.baseline_repeats) * (build_seconds + self.sessions * self.session_seconds)
+        return (self.repeats + self.baseline_repeats) * (build_seconds + cases * self.sessions * self.session_seconds)
 
 
 def design(
@@ -74,11 +74,13 @@ def design(
     build_seconds: float = 0.0,
     budget_seconds: float = math.inf,
     percentile: bool = False,
+    cases: int = 1,
 ) -> FinalDesign:
     """The smallest final with enough power; if none has it, the strongest that fits `budget_seconds`.
 
     Builds are dear and sessions cheap, so sessions grow first. Something is always returned, at least five builds and twelve
     sessions; its power says what it is worth. `percentile`: each half of the sessions must support a 99th percentile.
+    `cases`: shape cases, each of which every engine is timed under.
     Raises InputError for a `min_improvement` out of range.
     """
     detectable = min_improvement + max(min_improvement, LEAST_EXCESS)
@@ -99,7 +101,7 @@ def design(
                 detectable=detectable,
                 power=power(pilot, repeats, sessions, excess),
             )
-            if best is not None and planned.seconds(build_seconds) > budget_seconds:
+            if best is not None and planned.seconds(build_seconds, cases) > budget_seconds:
                 continue
             if planned.power >= POWER:
                 return planned
