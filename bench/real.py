@@ -284,6 +284,8 @@ class Evaluation:
     """Gain that trtexec's rule claims on the first session of every build (0: none)."""
     as_timed: Components
     without_drift: Components
+    pair_sds: tuple[float, float]
+    """Standard deviation of the difference of two equal builds' medians: as timed, and without drift."""
     engines: int
     """Different fingerprints among its builds."""
 
@@ -312,12 +314,14 @@ def evaluate(final: RealFinal) -> Evaluation:
     ]
     at = [np.array([s.at for s in build.sessions[0]]) for build in verdict.builds]
     logs = [_logs(build, weights) for build in verdict.builds]
+    flat = without_drift(at, logs)
     return Evaluation(
         decision=decision,
         at_zero=at_zero,
         trtexec=trtexec_claim(means),
         as_timed=components(logs),
-        without_drift=components(without_drift(at, logs)),
+        without_drift=components(flat),
+        pair_sds=(_pair_sd(logs), _pair_sd(flat)),
         engines=len({build.engine.fingerprint for build in verdict.builds}),
     )
 
@@ -360,7 +364,8 @@ def markdown(series: Series, options: argparse.Namespace) -> str:
         "- Noise, standard deviations of log latency, drift removed: builds "
         f"{_pooled([e.without_drift.build_sd for e in found]):.2%}, sessions of a build "
         f"{_pooled([e.without_drift.session_sd for e in found]):.2%} "
-        f"({_pooled([e.as_timed.session_sd for e in found]):.2%} as timed).",
+        f"({_pooled([e.as_timed.session_sd for e in found]):.2%} as timed); difference of two equal builds' medians "
+        f"{_pooled([e.pair_sds[1] for e in found]):.2%} ({_pooled([e.pair_sds[0] for e in found]):.2%} as timed).",
         f"- Different engines (fingerprints) among a final's builds: {max((e.engines for e in found), default=0)} at most.",
         f"- Median final: {_median([f.verdict.seconds for f in series.finals]):.1f} s. Median latency: "
         f"{_median(latencies) * 1e6:.1f} µs ({_median(latencies[:5]) * 1e6:.1f} in the first five finals, "
@@ -388,6 +393,10 @@ def markdown(series: Series, options: argparse.Namespace) -> str:
             f"| {final.verdict.seconds:.1f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _pair_sd(logs: Sequence[Floats]) -> float:
+    return math.sqrt(2 * float(np.var([np.median(one) for one in logs], ddof=1)))
 
 
 def _share(value: float | None) -> str:

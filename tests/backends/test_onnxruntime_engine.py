@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from onnxruntime_graphs import conv_net
 
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.measurement import Candidate
-from tuner_job.backends.onnxruntime import OnnxRuntimeBackend
+from tuner_job.backends.onnxruntime import OnnxRuntimeBackend, timers
 from tuner_job.backends.onnxruntime.identity import cpu_model, usable_cores
 from tuner_job.backends.onnxruntime.knobs import knobs
 
@@ -170,7 +171,7 @@ def test_engines_carry_over_to_another_process(backend, tmp_path):
     code = """
 import sys, numpy as np
 from pathlib import Path
-from tuner_job.backends.onnxruntime import OnnxRuntimeBackend
+from tuner_job.backends.onnxruntime import OnnxRuntimeBackend, timers
 engine = OnnxRuntimeBackend("CPU").load(Path(sys.argv[1]) / "e")
 np.savez(Path(sys.argv[1]) / "outputs.npz", **engine.run(dict(np.load(Path(sys.argv[1]) / "inputs.npz"))))
 """
@@ -193,13 +194,29 @@ def test_a_closed_engine_leaves_nothing_in_scratch(backend, tmp_path, monkeypatc
     assert {path.name for path in tmp_path.iterdir()} == {"e", "scratch"}
 
 
+def test_a_timer_lets_the_threads_of_another_engine_fall_asleep(backend, tmp_path, monkeypatch):
+    model, engine = conv_net(tmp_path / "m.onnx"), tmp_path / "engine"
+    inputs = {"x": floats(1, 16, 12, 12)}
+    backend.build(model, [ShapeCase(name="c", tensors={"x": (1, 16, 12, 12)})], Candidate(), engine)
+    with closing(backend.load(engine)) as first, closing(backend.load(engine)) as second:
+        one, other = (each.timer(inputs, MeasureSettings()) for each in (first, second))
+        waits = []
+        monkeypatch.setattr(timers, "_wait_until_quiet", lambda: waits.append(None))
+        one.sample(2)
+        one.sample(2)
+        assert len(waits) == 1
+        other.sample(2)
+        one.sample(2)
+        assert len(waits) == 3
+
+
 def test_identity_names_the_cpu_and_what_the_process_may_use(backend):
     device = backend.identify()
     assert device.type == "CPU"
     assert device.product
     assert device.count == usable_cores() >= 1
     assert device == backend.identify()
-    assert next(iter(backend.versions().items())) == ("onnxruntime", ort.__version__)
+    assert backend.versions()[backend.name] == ort.__version__
     assert json.loads(backend.knob_list())["tuner_options"]
 
 

@@ -12,8 +12,8 @@ from campaign_records import run_record
 from tuner_job.api.base import InputError
 from tuner_job.api.child import ShapeCase
 from tuner_job.api.measurement import Device
-from tuner_job.api.messages import VariantInput
-from tuner_job.campaign.discover import _inspected, discover, require_hardware
+from tuner_job.api.messages import RuntimeIdentity, VariantInput
+from tuner_job.campaign.discover import _inspected, discover, require_hardware, require_runtime
 
 L40S = Device(type="GPU", product="NVIDIA L40S")
 SLICE = Device(type="GPU", product="NVIDIA A100-SXM4-40GB", mig_profile="1g.5gb")
@@ -76,3 +76,10 @@ def test_a_variant_that_the_shapes_do_not_fit_is_refused_before_anything_is_buil
         else:
             with pytest.raises(InputError, match=r"model\.variants\[static\].*fixes at 2"):
                 _inspected(space)  # type: ignore[arg-type]
+
+
+def test_the_runtime_is_told_by_its_own_name_among_the_libraries() -> None:
+    runtime = RuntimeIdentity(family="ONNXRuntime", version="1.31.1")
+    require_runtime(runtime, {"cuda": "13.0", "onnxruntime": "1.31.1"})
+    with pytest.raises(InputError, match=r"this worker has 1\.30"):
+        require_runtime(runtime, {"cuda": "1.31.1", "onnxruntime": "1.30"})

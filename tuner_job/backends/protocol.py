@@ -65,7 +65,7 @@ class Backend(Protocol):
     def identify(self) -> Device: ...
 
     def versions(self) -> dict[str, str]:
-        """Library name → version; the first is the runtime's own."""
+        """Library name → version; the one under this backend's `name` is the runtime's own."""
         ...
 
     def knob_list(self) -> str:

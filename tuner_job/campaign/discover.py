@@ -135,7 +135,7 @@ def describe(space: Workspace) -> tuple[Device, ChildReport]:
 
 def require_runtime(runtime: RuntimeIdentity, versions: dict[str, str]) -> None:
     """The library that is here must be the one that the run names."""
-    actual = next(iter(versions.values()), "none")
+    actual = versions.get(runtime.backend, "none")
     if actual != runtime.version:
         raise InputError(
             f"runtime: the run is for {runtime.family} {runtime.version}, but this worker has {actual}; "

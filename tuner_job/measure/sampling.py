@@ -90,15 +90,17 @@ def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, c
     attempts = settings.sessions + math.ceil(RETAKES * settings.sessions)
     series = {key: _Series(timer, *warm_up(timer, settings, clock), settings.sessions, attempts) for key, timer in timers.items()}
     most = max(settings.session_samples, MOST_SAMPLES // (settings.sessions * cases))
-    start = clock()
+    start: float | None = None
     while pending := [one for one in series.values() if one.owed and one.attempts_left]:
         for position in rng.permutation(len(pending)):
             one = pending[position]
+            one.timer.sample(1)  # not recorded: the first inference after another engine's finds cold caches and sleeping threads
             one.timer.throttled()  # forget what happened before this session
-            at = clock() - start
+            began = clock()
+            start = began if start is None else start
             samples = _run(one.timer, settings.session_seconds, settings.session_samples, clock)
             throttled = one.timer.throttled()
-            one.sessions.append(session(at, _thinned(samples, most), throttled))
+            one.sessions.append(session(began - start, _thinned(samples, most), throttled))
             one.attempts_left -= 1
             one.owed -= not throttled
     return {
