@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from bench import aa, series
+from bench import aa, real, series
+from tuner_job.api.base import InputError
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 59), (1, 93), (4, 200), (30, 40), (5, 5)])
@@ -53,3 +54,26 @@ def test_the_bench_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixt
     cells = json.loads((tmp_path / "aa-simulated.json").read_text())["cells"]
     assert {one["true_gain"] for one in cells} == {0.0, *aa.GAINS}
     assert "False winners among 1 finals" in (tmp_path / "aa-simulated.md").read_text()
+
+
+def test_stored_real_finals_still_say_what_they_decided() -> None:
+    stored = real.Series.read(real.RESULTS / "h200" / "aa-real-cnn-gpu.json.gz")
+    assert stored is not None
+    assert stored.state == "continue"
+    found = real.evaluate(stored.finals[0])
+    assert not found.decision.significant
+    assert found.trtexec > 0
+    assert found.pair_sds[1] < found.pair_sds[0]
+    forged = stored.finals[0].verdict.model_copy(update={"significant": True})
+    with pytest.raises(InputError, match="another decision"):
+        real.evaluate(stored.finals[0].model_copy(update={"verdict": forged}))
+
+
+def test_a_series_is_written_whole_and_read_back(tmp_path: Path) -> None:
+    stored = real.Series.read(real.RESULTS / "h200" / "aa-real-cnn-gpu.json.gz")
+    assert stored is not None
+    path = tmp_path / "new" / "series.json.gz"
+    assert real.Series.read(path) is None
+    stored.write(path)
+    assert real.Series.read(path) == stored
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
