@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnxruntime_graphs import conv_net
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnxruntime_graphs import conv_net, save, value
 
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.measurement import Candidate
@@ -145,9 +147,6 @@ def test_a_timer_gives_as_many_positive_latencies_as_asked(backend, tmp_path, st
 
 def test_a_timer_survives_models_whose_outputs_change_shape_with_values(backend, tmp_path):
     """NonZero: the buffers that are kept fit the inputs that the timer holds."""
-    from onnx import TensorProto as T
-    from onnx import helper as h
-
     graph = h.make_graph(
         [h.make_node("NonZero", ["x"], ["y"])],
         "g",
@@ -192,6 +191,17 @@ def test_a_closed_engine_leaves_nothing_in_scratch(backend, tmp_path, monkeypatc
     engine.close()
     assert list(scratch.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"e", "scratch"}
+
+
+def test_what_fails_while_it_runs_is_told_in_one_line(backend, tmp_path):
+    nodes = [h.make_node("Reshape", ["x", "shape"], ["y"])]
+    save(tmp_path / "m.onnx", nodes, [value("x", [2, 3]), value("shape", [2], T.INT64)], [value("y", None)])
+    backend.build(tmp_path / "m.onnx", [ShapeCase(name="c")], Candidate(), tmp_path / "e")
+    with closing(backend.load(tmp_path / "e")) as engine, pytest.raises(RuntimeError) as caught:
+        engine.run({"x": floats(2, 3), "shape": np.array([4, 5])})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= 400
+    assert "Reshape" in str(caught.value)
 
 
 def test_a_timer_lets_the_threads_of_another_engine_fall_asleep(backend, tmp_path, monkeypatch):

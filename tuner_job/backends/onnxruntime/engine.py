@@ -13,7 +13,7 @@ import onnxruntime as ort
 from tuner_job.api.base import InputError
 from tuner_job.api.child import MeasureSettings
 from tuner_job.backends.onnxruntime.archive import MODEL, SessionFile, unpack
-from tuner_job.backends.onnxruntime.errors import explain_bad_model
+from tuner_job.backends.onnxruntime.errors import explain_bad_model, one_line
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS, open_session
 from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings
 from tuner_job.backends.onnxruntime.timers import CpuTimer, CudaTimer
@@ -46,10 +46,14 @@ class OrtEngine:
         return open_session(model, self._file.load, self._file.graph, self._device, self._cores, provider=provider)
 
     def run(self, inputs: Tensors) -> dict[str, npt.NDArray[np.generic]]:
-        """One inference; arrays are copies in host memory."""
-        if self._session is None:
-            self._session = self._open()
-        return run_session(self._session, inputs)
+        """One inference; arrays are copies in host memory. Raises RuntimeError in one line where ONNX Runtime fails: its own
+        message can hold a whole cuDNN graph."""
+        try:
+            if self._session is None:
+                self._session = self._open()
+            return run_session(self._session, inputs)
+        except BUILD_ERRORS as error:
+            raise RuntimeError(one_line(error)) from error
 
     def timer(self, inputs: Tensors, settings: MeasureSettings) -> Timer:
         """On a GPU a timer has sessions of its own (a stream or a CUDA graph belongs to a session), and the engine's own is
