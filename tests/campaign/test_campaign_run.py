@@ -17,6 +17,7 @@ from tuner_job.campaign.start import start_run
 from tuner_job.measure.decision import recompute
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
+from tuner_job.store.vet import vet
 
 QUICK = ("--beat-seconds", "0.5", "--poll-seconds", "0.1")
 
@@ -63,6 +64,7 @@ def test_a_run_ends_with_a_verdict_that_its_record_alone_repeats(tiny_inputs: Ru
         next(b.name for b in verdict.builds if b.engine.digest == verdict.engine.digest and b.name == again.published),
     )
     assert store.exists(layout.blob(verdict.engine.digest))
+    assert vet(store, run, verdict).run == run.run
     seen = progress(reader)
     assert seen.finished == seen.planned == 4
     assert not list((tmp_path / "out" / "scratch").rglob("*")), "no scratch file is left"
