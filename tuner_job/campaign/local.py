@@ -128,6 +128,8 @@ class LocalExecutor:
         except BaseException:
             for process in running:
                 process.popen.kill()
+            for process in running:
+                process.popen.wait()
             raise
         self._on_tick(stage)
 
