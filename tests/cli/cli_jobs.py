@@ -155,7 +155,7 @@ class Job:
 def ended(process: subprocess.Popen) -> Answer:
     """Waits for the command and returns what it said."""
     try:
-        out, err = process.communicate(timeout=110)
+        out, err = process.communicate(timeout=800)
     except BaseException:
         process.kill()
         raise

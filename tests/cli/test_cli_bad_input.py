@@ -30,7 +30,7 @@ from rig.faulty import answering
 from tuner_job.cli.exits import Exit
 from tuner_job.store import layout
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tuner_job.cli.exits import Exit
 from tuner_job.cli.main import cli
 from tuner_job.store import layout
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def ok(answer: Answer) -> Answer:

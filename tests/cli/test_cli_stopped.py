@@ -15,7 +15,7 @@ from tuner_job.store import layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PATIENCE = 100.0
+PATIENCE = 600.0
 
 
 def records(job: Job, pattern: str) -> int:
