@@ -21,7 +21,7 @@ from tuner_job.campaign.exits import WorkerExit
 from tuner_job.campaign.processes import id_of, is_gone
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stages import StageConvicted, WrongDevice
-from tuner_job.campaign.worker import STORE_OPTIONS, Stage
+from tuner_job.campaign.worker import MEMORY_SHARE, STORE_OPTIONS, Stage
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
 from tuner_job.store.records import create_record
@@ -151,7 +151,8 @@ class LocalExecutor:
             "--store", self._store.url, "--run", self._run, "--stage", stage,
             "--attempt", str(self._attempt), "--index", str(index),
             "--scratch", str(self._folder / "scratch"), "--end-message", str(end_message),
-            "--parent", str(os.getpid()), "--deadline-seconds", f"{left:.3f}", *self._worker_options,
+            "--parent", str(os.getpid()), "--deadline-seconds", f"{left:.3f}",
+            "--memory-share", f"{MEMORY_SHARE / (self._workers if stage == 'explore' else 1):.4f}", *self._worker_options,
         ]  # fmt: skip
         with (logs / f"{name}.log").open("ab") as log:
             popen = subprocess.Popen(

@@ -65,6 +65,7 @@ class WorkerArguments:
     end_message: Path
     parent: int
     deadline_seconds: float
+    memory_share: float
     poll_seconds: float
     beat_seconds: float
     stale_seconds: float
@@ -85,6 +86,7 @@ def parse(argv: Sequence[str] | None) -> WorkerArguments:
     parser.add_argument("--end-message", type=Path, default=Path("/dev/termination-log"), help="file for the reason of the end")
     parser.add_argument("--parent", type=int, default=0, help="process id to die with; 0 for none")
     parser.add_argument("--deadline-seconds", type=float, default=0.0, help="stop exploring after so long; 0 for never")
+    parser.add_argument("--memory-share", type=float, default=MEMORY_SHARE, help="part of the memory that a child may use")
     parser.add_argument("--poll-seconds", type=float, default=2.0, help=argparse.SUPPRESS)
     parser.add_argument("--beat-seconds", type=float, default=15.0, help=argparse.SUPPRESS)
     parser.add_argument("--stale-seconds", type=float, default=120.0, help=argparse.SUPPRESS)
@@ -148,7 +150,7 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
             run=run,
             root=root,
             supervisor=supervisor,
-            limits=limits(run.inputs, shutil.disk_usage(root).free),
+            limits=limits(run.inputs, shutil.disk_usage(root).free, arguments.memory_share),
             stop=stop,
             on_phase=heart.phase,
         )
@@ -185,12 +187,12 @@ def _own_folder(arguments: WorkerArguments) -> Scratch:
         ) from None
 
 
-def limits(inputs: RunInputs, free_bytes: int | None = None) -> Limits:
+def limits(inputs: RunInputs, free_bytes: int | None = None, memory_share: float = MEMORY_SHARE) -> Limits:
     """A child's limits: one trial's time for any phase, most of the machine's memory so that the kernel need not choose, and half
     of the scratch folder's free bytes, so that one that fills it is to blame and its neighbours are not."""
     seconds = inputs.search.trial_seconds
     return Limits(
-        memory_bytes=int(MEMORY_SHARE * memory_limit()),
+        memory_bytes=int(memory_share * memory_limit()),
         disk_bytes=None if free_bytes is None else int(DISK_SHARE * free_bytes),
         phase_seconds={Phase.START: max(60.0, min(seconds, 300.0)), **dict.fromkeys(_WORK_PHASES, seconds)},
     )

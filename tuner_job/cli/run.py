@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tuner_job.api.base import InputError
 from tuner_job.api.effective import cluster_fields
+from tuner_job.api.effective import inputs_digest
 from tuner_job.api.messages import PointerRecord, RunRecord, VerdictRecord
 from tuner_job.api.tuningjob import PublishTarget, Target
 from tuner_job.campaign.local import LocalExecutor
@@ -130,11 +131,16 @@ class _Session:
         own = (each for each in (wish.targets if wish else ()) if each.name == self._target.name)
         return next(own, PublishTarget(name=self._target.name))
 
+    def _wanted_now(self) -> str:
+        """Digest of what the job file asks for at this moment: it may have been edited while the run went on."""
+        now = JobFile.load(self._jobfile.path, self._jobfile.job.name)
+        return inputs_digest(now.inputs(now.target(self._target.name)))
+
     def _publish(self, run: RunRecord, verdict: VerdictRecord) -> dict[str, object]:
         store = self._place.store
         wish = self._jobfile.job.spec.publish
         promotion = (wish and wish.promotion) or "Automatic"
-        published = publish(store, run, verdict, signer(), current_inputs_digest=run.inputs_digest, promotion=promotion)
+        published = publish(store, run, verdict, signer(), current_inputs_digest=self._wanted_now, promotion=promotion)
         pointer = published.pointer
         if pointer is not None and not published.served and _was_overtaken(pointer):
             # The job was edited back to what this run had tuned for: serve its engine again.
