@@ -8,8 +8,7 @@ import click
 from rich.console import Console
 
 from tuner_job.api.base import InputError
-from tuner_job.api.effective import cluster_fields
-from tuner_job.api.effective import inputs_digest
+from tuner_job.api.effective import cluster_fields, inputs_digest
 from tuner_job.api.messages import PointerRecord, RunRecord, VerdictRecord
 from tuner_job.api.tuningjob import PublishTarget, Target
 from tuner_job.campaign.local import LocalExecutor
