@@ -693,6 +693,7 @@ TestFleet.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
+
 @pytest.mark.parametrize("change", [{"trial": "001-00001"}, {"number": 7}])
 def test_a_try_that_belongs_elsewhere_is_named(store: FaultyStore, clock: Clock, change: dict[str, object]) -> None:
     record = TryRecord(trial=TRIAL, number=1, worker="9-0", worker_id="w", started_at=timestamp()).model_copy(update=change)
