@@ -5,12 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 from tuner_job.api.base import InputError, TrtfleetError
-from tuner_job.campaign.local import RunBusy, RunStopped
-from tuner_job.campaign.stages import WrongDevice
-from tuner_job.campaign.workspace import ScratchFull
-from tuner_job.store.attest import VerificationFailed
-from tuner_job.store.objects import StoreCorrupt, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
-from tuner_job.store.pointers import PointerRefused
 
 
 class Exit(IntEnum):
@@ -28,22 +22,28 @@ class Exit(IntEnum):
     FAILED = 70
 
 
-_CODES: tuple[tuple[type[TrtfleetError], Exit], ...] = (
-    (VerificationFailed, Exit.VERIFICATION_FAILED),
-    (PointerRefused, Exit.REFUSED),
-    (StoreNotConditional, Exit.BAD_INPUT),  # it will be no better later
-    (StoreUnavailable, Exit.STORE_UNUSABLE),
-    (StoreReadOnly, Exit.STORE_UNUSABLE),
-    (StoreFull, Exit.STORE_UNUSABLE),
-    (StoreCorrupt, Exit.STORE_UNUSABLE),
-    (ScratchFull, Exit.STORE_UNUSABLE),
-    (WrongDevice, Exit.WRONG_DEVICE),
-    (RunStopped, Exit.STOPPED),
-    (RunBusy, Exit.BUSY),
-    (InputError, Exit.BAD_INPUT),
-)
-
-
 def exit_code(error: TrtfleetError) -> Exit:
     """The code of the first kind that the error is."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILED)
+    # Imported here, since only a failure needs all that can fail.
+    from tuner_job.campaign.local import RunBusy, RunStopped
+    from tuner_job.campaign.stages import WrongDevice
+    from tuner_job.campaign.workspace import ScratchFull
+    from tuner_job.store.attest import VerificationFailed
+    from tuner_job.store.objects import StoreCorrupt, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
+    from tuner_job.store.pointers import PointerRefused
+
+    codes: tuple[tuple[type[TrtfleetError], Exit], ...] = (
+        (VerificationFailed, Exit.VERIFICATION_FAILED),
+        (PointerRefused, Exit.REFUSED),
+        (StoreNotConditional, Exit.BAD_INPUT),  # it will be no better later
+        (StoreUnavailable, Exit.STORE_UNUSABLE),
+        (StoreReadOnly, Exit.STORE_UNUSABLE),
+        (StoreFull, Exit.STORE_UNUSABLE),
+        (StoreCorrupt, Exit.STORE_UNUSABLE),
+        (ScratchFull, Exit.STORE_UNUSABLE),
+        (WrongDevice, Exit.WRONG_DEVICE),
+        (RunStopped, Exit.STOPPED),
+        (RunBusy, Exit.BUSY),
+        (InputError, Exit.BAD_INPUT),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), Exit.FAILED)

@@ -18,7 +18,7 @@ from tuner_job.cli.exits import Exit, exit_code
 
 
 class _Commands(click.Group):
-    """Commands are imported when they are named, so that `--help` is quick."""
+    """Commands are imported when they are named: a command pays for what it uses."""
 
     names: ClassVar[dict[str, str]] = {
         "run": "tuner_job.cli.run:run_command",
