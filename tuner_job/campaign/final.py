@@ -242,7 +242,7 @@ class Final:
         elif lost is not None:
             reason, message = lost.reason, lost.message
         elif self._pick is None:
-            reason, message = "NoCandidate", "no candidate that may win was faster than the default while exploring"
+            reason, message = "NoCandidate", "no candidate that may win was faster than the default beyond the noise of exploring"
         else:
             reason, message = "NoSignificantWin", decision.message
         return VerdictRecord(

@@ -63,6 +63,9 @@ def main() -> None:
         code = cli.main(prog_name="trtfleet", standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(Exit.USAGE)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "trtfleet"
         _fail("Usage", [f"{error.format_message().rstrip('.')}; see `{command} --help`"], Exit.USAGE)

@@ -188,7 +188,8 @@ def _knob_list(knob_file: Path | None, discovery: DiscoveryRecord | None, inputs
 def _print_first(proposals: tuple[Proposal, ...], output: Output) -> None:
     if not proposals or output.as_json:
         return
-    table = Table("candidate", "why", title=f"First {min(SHOWN, len(proposals))} candidates", title_justify="left")
+    title = "First candidate" if len(proposals) == 1 else f"First {min(SHOWN, len(proposals))} candidates"
+    table = Table("candidate", "why", title=title, title_justify="left")
     for proposal in proposals[:SHOWN]:
         table.add_row(candidate_text(proposal.candidate), proposal.reason)
     output.console.print(table)

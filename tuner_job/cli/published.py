@@ -41,7 +41,8 @@ class Named:
         found = pointers.read(self.place.store, self.name)
         if found is None:
             raise pointers.PointerRefused(
-                f"nothing is published for {self.name} in {self.place.store.url}; run the job first, or check the name",
+                f"nothing is published for {self.name} in {self.place.store.url}; "
+                "run the job first, or check the name and the folder",
                 reason="PointerMissing",
             )
         return found

@@ -142,7 +142,8 @@ def _signed(store: ObjectStore, what: PointerName | Digest, trust: TrustRoot, ex
     if isinstance(what, PointerName):
         pointer = pointers.read(store, what)
         if pointer is None:
-            raise VerificationFailed(Failure.POINTER_MISSING, f"{what}: nothing is published")
+            problem = f"nothing is published for {what} in {store.url}; run the job first, or check the name and the folder"
+            raise VerificationFailed(Failure.POINTER_MISSING, problem)
         digest = pointer.current.manifest
     else:
         digest = what
