@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -202,8 +203,25 @@ def gc_command(store_url: str, keep: int, grace_hours: float, run_days: float | 
         dry_run=dry_run,
         run_retention_seconds=None if run_days is None else run_days * 86400,
     )
-    output.print(str(report))
+    output.print(_collected(report))
     output.print_json({to_camel(name): dict(each) if isinstance(each, dict) else each for name, each in vars(report).items()})
+
+
+def _collected(report: gc.Report) -> str:
+    def counts(of: Counter[str]) -> str:
+        return ", ".join(f"{kind} {count}" for kind, count in sorted(of.items()) if count) or "nothing"
+
+    lines = [
+        f"{'would delete' if report.dry_run else 'deleted'} (objects): {counts(report.deleted)}, {report.freed_bytes} bytes",
+        f"{'would keep' if report.dry_run else 'kept'} (objects): {counts(report.kept)}",
+    ]
+    if report.retired:
+        lines.append(f"runs that may not publish any more: {', '.join(report.retired)}")
+    if report.trimmed:
+        lines.append(f"history cut: {', '.join(report.trimmed)}")
+    if report.swept:
+        lines.append(f"half-written files removed: {report.swept}")
+    return "\n".join(lines)
 
 
 def _moved(pointer: PointerRecord, output: Output) -> None:
