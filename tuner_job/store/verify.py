@@ -252,4 +252,5 @@ def _engine_missing(key: str) -> VerificationFailed:
 
 
 def _engine_altered(key: str, problem: str) -> VerificationFailed:
-    return VerificationFailed(Failure.ENGINE_ALTERED, f"{key}: not the engine that was signed: {problem}")
+    what = f"{key}: not the engine that was signed: {problem}; roll back, or run again with --rerun TOKEN"
+    return VerificationFailed(Failure.ENGINE_ALTERED, what)
