@@ -16,7 +16,7 @@ import psutil
 
 from tuner_job.accuracy.gate import judge
 from tuner_job.api.measurement import BASELINE, Candidate, EngineFile, Losses, Session
-from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
+from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, RunInputs, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import BaselineFailed
 from tuner_job.campaign.patience import Wait, patiently
@@ -66,6 +66,20 @@ class TimingFailed(BaselineFailed):
     """Engines that passed their checks could not be timed together."""
 
 
+def final_design(inputs: RunInputs, discovery: DiscoveryRecord, explored_seconds: float) -> FinalDesign:
+    """How large the final is: as much as a budget keeps back, or as explore used, unless the least size takes more."""
+    least = FINAL_BUILDS * discovery.trial_seconds
+    return design(
+        pilot_components(discovery, inputs.measure.metric),
+        inputs.measure,
+        inputs.min_improvement,
+        build_seconds=discovery.trial_seconds,
+        budget_seconds=least if inputs.search.device_seconds > 0 else max(2 * least, explored_seconds),
+        percentile=P99 in inputs.constraints,
+        cases=len(discovery.cases),
+    )
+
+
 class Final:
     """Proves or refutes the pick of an explore stage."""
 
@@ -90,15 +104,7 @@ class Final:
     def verdict(self) -> VerdictRecord:
         """Build, check, time, decide, and store the blobs that the verdict names. Raises Stopped, BaselineFailed."""
         started = time.monotonic()
-        plan = design(
-            pilot_components(self._discovery, self._inputs.measure.metric),
-            self._inputs.measure,
-            self._inputs.min_improvement,
-            build_seconds=self._discovery.trial_seconds,
-            budget_seconds=self._budget(),
-            percentile=P99 in self._inputs.constraints,
-            cases=len(self._discovery.cases),
-        )
+        plan = final_design(self._inputs, self._discovery, self._explored_seconds)
         builds, lost = self._builds(plan)
         try:
             sessions = self._time(plan, builds)
@@ -122,11 +128,6 @@ class Final:
             streams=self._inputs.measure.streams,
         )
         return self._record(plan, builds, lost, sessions, decision, time.monotonic() - started)
-
-    def _budget(self) -> float:
-        """Device seconds for the final, if its least size needs no more: what a budget keeps back, else what explore used."""
-        least = FINAL_BUILDS * self._discovery.trial_seconds
-        return least if self._inputs.search.device_seconds > 0 else max(2 * least, self._explored_seconds)
 
     def _builds(self, plan: FinalDesign) -> tuple[list[_Build], _Lost | None]:
         """All builds in a shuffled order, so that a machine that warms up or cools down favours neither side."""

@@ -29,7 +29,7 @@ _ALGORITHMS = {"l0": "L0", "l1": "L1", "l2": "L2", "lInf": "LInf", "cosine": "Co
 MAX_CACHE_BYTES = 256 << 20
 
 
-@click.command("import")
+@click.command("import", short_help="Take routes from trtexec's tuning cache.")
 @click.argument("cache", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @knobs_option
 @click.option("--top", type=click.IntRange(1, 64), default=8, show_default=True, help="How many of its best routes to take.")
@@ -56,7 +56,7 @@ def import_command(cache: Path, knob_file: Path | None, top: int, output: Output
     output.print_json({"startWith": routes, "rows": len(found.rows), "torn": found.torn})
 
 
-@click.command("export")
+@click.command("export", short_help="Write results as trtexec's tuning cache.")
 @job_argument
 @target_option
 @store_option

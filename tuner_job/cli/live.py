@@ -71,7 +71,7 @@ class LiveRun:
         seen = progress(self._reader)
         parts = [_WHAT[stage]]
         if seen.leaders and seen.leaders[0].gain > 0:
-            parts.append(f"best {seen.leaders[0].gain:+.1%}")
+            parts.append(f"best {seen.leaders[0].gain:+.1%} ± {1.96 * seen.leaders[0].sd:.1%}")
         left = seen.explore_seconds_left(self._workers)
         if stage == "final" and (beat := self._reader.newest_beat()) is not None and beat.phase:
             parts.append(beat.phase)

@@ -12,11 +12,13 @@ from tuner_job.api.base import InputError
 from tuner_job.api.child import ChildRequest, Limits
 from tuner_job.api.messages import DiscoveryRecord, RunInputs
 from tuner_job.api.tuningjob import Target
+from tuner_job.campaign.final import final_design
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.rounds import FINAL_BUILDS, space_of, strategy_of
 from tuner_job.campaign.start import seed_of
 from tuner_job.cli.jobfile import JobFile, installed
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
+from tuner_job.measure.summary import latency
 from tuner_job.report.words import candidate_text, seconds_text
 from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
 from tuner_job.search.strategy import Budget, Done, Proposal, estimate
@@ -31,7 +33,7 @@ knobs_option = click.option(
 )  # fmt: skip
 
 
-@click.command("plan")
+@click.command("plan", short_help="Say what a run would try; builds nothing.")
 @job_argument
 @target_option
 @store_option
@@ -63,6 +65,9 @@ def plan_command(
     first = chosen.next_round(space, (), budget, seed_of(jobfile.run_id(target, inputs)))
     proposals: tuple[Proposal, ...] = () if isinstance(first, Done) else first
     per_trial = trial_seconds or (discovery.trial_seconds if discovery else None)
+    final = None if per_trial is None else _final_seconds(inputs, discovery, per_trial, count)
+    device = None if per_trial is None or final is None else count * per_trial + final
+    wall = None if per_trial is None or final is None else -(-count // shards) * per_trial + final
     answer = {
         "tuner": space.knobs.tuner_version,
         "knobs": len(space.choices),
@@ -71,8 +76,9 @@ def plan_command(
         "candidates": count,
         "shards": [len(range(shard, count, shards)) for shard in range(shards)],
         "trialSeconds": per_trial,
-        "deviceSeconds": None if per_trial is None else (count + FINAL_BUILDS) * per_trial,
-        "wallSeconds": None if per_trial is None else (-(-count // shards) + FINAL_BUILDS) * per_trial,
+        "finalSeconds": final,
+        "deviceSeconds": device,
+        "wallSeconds": wall,
         "first": [{"route": p.candidate.route, "reason": p.reason} for p in proposals[:SHOWN]],
     }
     output.print_json(answer)
@@ -80,18 +86,17 @@ def plan_command(
         f"{inputs.search.strategy} over {answer['knobs']} knobs with {answer['values']} values besides their defaults "
         f"(tuner {space.knobs.tuner_version}): at most {count} trials in {shards} shard{'s' * (shards > 1)}"
     )
-    if per_trial is None:
+    if per_trial is None or final is None or device is None or wall is None:
         output.print("device time: unknown until a run measured a trial; estimate with --trial-seconds")
     else:
-        device, wall = (count + FINAL_BUILDS) * per_trial, (-(-count // shards) + FINAL_BUILDS) * per_trial
         output.print(
-            f"device time: about {seconds_text(device)} at {per_trial:.3g} s a trial, final included; "
-            f"wall time about {seconds_text(wall)}"
+            f"device time: about {seconds_text(device)}, {seconds_text(final)} of it for the final, "
+            f"at {per_trial:.3g} s a trial; wall time about {seconds_text(wall)}"
         )
     _print_first(proposals, output)
 
 
-@click.command("knobs")
+@click.command("knobs", short_help="List a job's knobs.")
 @job_argument
 @target_option
 @store_option
@@ -163,6 +168,15 @@ def _discovery(
 ) -> DiscoveryRecord | None:
     """What this very run discovered, if it began already."""
     return RunReader(jobfile.place(store_url, folder).store, jobfile.run_id(target, inputs)).discovery()
+
+
+def _final_seconds(inputs: RunInputs, discovery: DiscoveryRecord | None, per_trial: float, count: int) -> float:
+    """Of the least final, or of the one that the pilot calls for."""
+    if discovery is None:
+        return FINAL_BUILDS * per_trial
+    slowest = max(latency(timing, "LatencyP50") for timing in discovery.pilot[0].timing)
+    chosen = final_design(inputs, discovery, count * per_trial)
+    return chosen.seconds(per_trial, len(discovery.cases), slowest)
 
 
 def _knob_list(knob_file: Path | None, discovery: DiscoveryRecord | None, inputs: RunInputs, folder: Path) -> str:

@@ -98,7 +98,7 @@ def named_arguments(command: F) -> F:
     return command
 
 
-@click.command("verify")
+@click.command("verify", short_help="Check pointer, manifest, signature, engine.")
 @named_arguments
 @click.option("--manifest", "digits", metavar="DIGEST", help="Verify this manifest of the history instead of the served one.")
 @click.option("-o", "--output-file", type=click.Path(path_type=Path, dir_okay=False), help="Leave the verified engine here.")
@@ -146,7 +146,7 @@ def history_command(named: Named, output: Output) -> None:
     output.print_json(pointer.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-@click.command("rollback")
+@click.command("rollback", short_help="Serve an earlier engine again.")
 @named_arguments
 @click.option("--to", "digits", metavar="DIGEST", help="A manifest of the history; default: the one served before.")
 @output_option
@@ -172,7 +172,7 @@ def unpin_command(named: Named, output: Output) -> None:
     _moved(pointers.unpin(named.place.store, named.name), output)
 
 
-@click.command("promote")
+@click.command("promote", short_help="Serve an approved manifest.")
 @named_arguments
 @click.argument("digest")
 @trust_option
@@ -186,7 +186,7 @@ def promote_command(named: Named, digest: str, trust: Path | None, output: Outpu
     _moved(promote(named.place.store, approved, TrustRoot.load(trust), owner=owner, target=target), output)
 
 
-@click.command("gc")
+@click.command("gc", short_help="Delete what no pointer reaches.")
 @click.argument("store_url", metavar="STORE")
 @click.option("--keep", type=click.IntRange(0, 50), default=10, show_default=True, help="Former engines kept per pointer.")
 @click.option("--grace-hours", type=click.FloatRange(min=0), default=gc.DEFAULT_GRACE_SECONDS / 3600, show_default=True)

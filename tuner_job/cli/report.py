@@ -18,7 +18,7 @@ from tuner_job.report.html import write_page
 _RUN = re.compile(r"[0-9a-f]{20}")
 
 
-@click.command("report")
+@click.command("report", short_help="Write one HTML file that explains a run.")
 @click.argument("what", metavar="JOB.yaml|RUN")
 @click.option("-o", "--output-file", type=click.Path(path_type=Path, dir_okay=False), help="Where the page goes. [default: "
               "reports/RUN.html below --folder]")  # fmt: skip

@@ -26,7 +26,7 @@ from tuner_job.store.publish import promote, publish
 from tuner_job.store.verify import verify
 
 
-@click.command("run")
+@click.command("run", short_help="Tune a job, prove the winner, publish it, report.")
 @job_argument
 @target_option
 @store_option
@@ -110,7 +110,7 @@ class _Session:
             ).complete()
         results = list(reader.fold().folded)
         print_results(self._console, progress(reader), results)
-        self._console.print(verdict_text(run, verdict), soft_wrap=True)
+        self._console.print(verdict_text(verdict), soft_wrap=True)
         answer: dict[str, object] = {
             "run": run.run,
             "target": self._target.name,

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tuner_job.api.messages import ResultRecord, RunRecord, VerdictRecord
+from tuner_job.api.messages import ResultRecord, VerdictRecord
 from tuner_job.campaign.progress import Leader, Progress
 from tuner_job.report.words import candidate_text, failures, interval_text, latency_text
 
@@ -45,7 +45,7 @@ def losers_table(results: Iterable[ResultRecord]) -> Table | None:
     return table
 
 
-def verdict_text(run: RunRecord, verdict: VerdictRecord) -> RenderableType:
+def verdict_text(verdict: VerdictRecord) -> RenderableType:
     """What the final found, the two claims apart."""
     lines = []
     if verdict.significant:
@@ -53,13 +53,10 @@ def verdict_text(run: RunRecord, verdict: VerdictRecord) -> RenderableType:
     else:
         lines.append(Text(f"{verdict.reason}: the default engine is published", style="bold yellow"))
     lines.append(Text(f"  {verdict.message}"))
-    if verdict.route_gain is not None:
-        wanted = run.inputs.min_improvement
-        lines.append(Text(f"  route over rebuilds  {interval_text(verdict.route_gain)}; had to exceed {wanted:.1%}"))
     if verdict.engine_gain is not None:
         lines.append(
             Text(
-                f"  published bytes      {interval_text(verdict.engine_gain)}: {latency_text(verdict.latency_seconds)} "
+                f"  published bytes: {interval_text(verdict.engine_gain)}: {latency_text(verdict.latency_seconds)} "
                 f"against {latency_text(verdict.baseline_seconds)} of the median default build"
             )
         )

@@ -61,9 +61,11 @@ class FinalDesign:
             }
         )
 
-    def seconds(self, build_seconds: float, cases: int = 1) -> float:
-        """Rough device time, given the wall time of one build with its check; sessions may last longer than asked."""
-        return (self.repeats + self.baseline_repeats) * (build_seconds + cases * self.sessions * self.session_seconds)
+    def seconds(self, build_seconds: float, cases: int = 1, latency_seconds: float = 0.0) -> float:
+        """Rough device time, given the wall time of one build with its check, and, if known, of one inference: a session is as
+        long as its samples take."""
+        session = max(self.session_seconds, self.session_samples * latency_seconds)
+        return (self.repeats + self.baseline_repeats) * (build_seconds + cases * self.sessions * session)
 
 
 def design(
