@@ -223,7 +223,9 @@ class TestStatements:
 
     def test_the_measurement_says_what_was_claimed_and_on_what(self) -> None:
         predicate = json.loads(BOTH[1].to_json())["predicate"]
-        assert predicate["engineGain"] == {"estimate": 0.12, "low": 0.1, "high": 0.14, "confidence": 0.95}
+        gain = DONE.verdict.engine_gain
+        assert gain is not None
+        assert predicate["engineGain"] == {"estimate": gain.estimate, "low": gain.low, "high": gain.high, "confidence": 0.95}
         assert predicate["device"]["product"] == "EPYC 9654"
         assert predicate["verdictDigest"] == MANIFEST.verdict_digest
 

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import onnx
 
 from tuner_job.api.base import InputError
+from tuner_job.model.skeleton import text
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ def _size(folder: Path, tensor: ExternalTensor, path: Path) -> int:
 
 
 def _external(tensor: onnx.TensorProto, path: Path) -> ExternalTensor:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = {
+        text(entry.key, "external data", path): text(entry.value, f"external data of {tensor.name!r}", path)
+        for entry in tensor.external_data
+    }
     location = _safe_location(entries.get("location", ""), tensor.name, path)
     offset, length = (_number(entries.get(key, ""), key, tensor.name, path) for key in ("offset", "length"))
     size = _payload_size(tensor, path)

@@ -11,7 +11,7 @@ import onnx
 from tuner_job.api.base import InputError
 from tuner_job.api.tensors import TensorSpec
 from tuner_job.model.external import check_files, external_tensors, locations
-from tuner_job.model.skeleton import MAX_PROTOBUF_BYTES, read_skeleton
+from tuner_job.model.skeleton import MAX_PROTOBUF_BYTES, read_skeleton, text
 
 ANONYMOUS_AXES = ("", "?", "-1", "None", "none")
 """Names that exporters write for axes that have none: two of them are not the same axis."""
@@ -63,10 +63,10 @@ def inspect(path: Path) -> ModelInfo:
         outputs=_specs(graph.output, "output", path),
         weights_as_inputs=frozenset(value.name for value in graph.input if value.name in weights),
         ir_version=model.ir_version,
-        opsets={_domain(entry.domain): entry.version for entry in model.opset_import},
-        operators=_operators(model),
+        opsets={_domain(entry.domain, path): entry.version for entry in model.opset_import},
+        operators=_operators(model, path),
         external_data=locations(external),
-        producer=" ".join(part for part in (model.producer_name, model.producer_version) if part),
+        producer=" ".join(text(part, "the producer", path) for part in (model.producer_name, model.producer_version) if part),
     )
 
 
@@ -98,6 +98,7 @@ def _specs(values: Iterable[onnx.ValueInfoProto], kind: str, path: Path) -> tupl
     for value in values:
         if not value.name:
             continue  # exporters leave the name of an unused optional output blank
+        text(value.name, f"the name of an {kind}", path)
         if value.name in specs:
             raise InputError(f"{path}: the {kind} {value.name!r} is declared twice")
         form = value.type.WhichOneof("value")
@@ -105,18 +106,18 @@ def _specs(values: Iterable[onnx.ValueInfoProto], kind: str, path: Path) -> tupl
             described = (form or "of no type").removesuffix("_type").replace("_", " ")
             raise InputError(f"{path}: the {kind} {value.name!r} is {described}, not a tensor; only tensors can be tuned")
         tensor = value.type.tensor_type
-        dims = tuple(_axis(axis) for axis in tensor.shape.dim) if tensor.HasField("shape") else None
+        dims = tuple(_axis(axis, path) for axis in tensor.shape.dim) if tensor.HasField("shape") else None
         specs[value.name] = TensorSpec(
             name=value.name, dtype=_dtype(tensor.elem_type, f"{path}: {kind} {value.name!r}"), dims=dims
         )
     return tuple(specs.values())
 
 
-def _axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
+def _axis(axis: onnx.TensorShapeProto.Dimension, path: Path) -> int | str | None:
     """Zero and negative sizes are how some exporters write a dynamic axis."""
     if axis.WhichOneof("value") == "dim_value":
         return int(axis.dim_value) if axis.dim_value > 0 else None
-    return None if axis.dim_param in ANONYMOUS_AXES else str(axis.dim_param)
+    return None if axis.dim_param in ANONYMOUS_AXES else text(axis.dim_param, "the name of an axis", path)
 
 
 def _dtype(element: int, where: str) -> str:
@@ -128,19 +129,19 @@ def _dtype(element: int, where: str) -> str:
         raise InputError(f"{where} has the unknown element type {element}; a newer onnx package may know it") from None
 
 
-def _operators(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
+def _operators(model: onnx.ModelProto, path: Path) -> dict[str, tuple[str, ...]]:
     used: dict[str, set[str]] = {}
     local = {(function.domain, function.name) for function in model.functions}
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while nodes:
         node = nodes.pop()
         if (node.domain, node.op_type) not in local:
-            used.setdefault(_domain(node.domain), set()).add(node.op_type)
+            used.setdefault(_domain(node.domain, path), set()).add(text(node.op_type, "an operator's type", path))
         for attribute in node.attribute:
             for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 nodes.extend(graph.node)
     return {domain: tuple(sorted(types)) for domain, types in sorted(used.items())}
 
 
-def _domain(domain: str) -> str:
-    return domain or "ai.onnx"
+def _domain(domain: str, path: Path) -> str:
+    return text(domain, "an operator's domain", path) or "ai.onnx"

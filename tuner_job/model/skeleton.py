@@ -72,6 +72,13 @@ def read_skeleton(path: Path) -> onnx.ModelProto:
     return _parse(bytes(skeleton), path)
 
 
+def text(value: object, what: str, path: Path) -> str:
+    """A string of the model. Protobuf hands out bytes where a damaged file holds no UTF-8. Raises InputError."""
+    if not isinstance(value, str):
+        raise InputError(f"{path}: {what} is not UTF-8 text; the file is damaged")
+    return value
+
+
 def _refuse_text(head: bytes, path: Path) -> None:
     if head.startswith(b"version https://git-lfs"):
         raise InputError(f"{path}: a Git LFS pointer, not the model itself; fetch it with `git lfs pull`")
