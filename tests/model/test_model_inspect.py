@@ -176,6 +176,16 @@ def test_damage_never_ends_in_anything_but_an_input_error(tmp_path_factory, data
         inspect(path)
 
 
+@pytest.mark.parametrize("name", [b"e.bin", b"xxyy", b"axis"])
+def test_a_name_that_is_no_text_is_refused(tmp_path, name):
+    proto = model(inputs=[value("xxyy", ["axis"])], initializers=[external("e", "e.bin")])
+    (tmp_path / "e.bin").write_bytes(bytes(16))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString().replace(name, b"\x80" + name[1:]))
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        inspect(path)
+
+
 def test_endless_nesting_is_refused(tmp_path):
     content = b""
     for _ in range(5000):  # graph → node → attribute → graph …
