@@ -51,7 +51,8 @@ def verdict_text(verdict: VerdictRecord) -> RenderableType:
     if verdict.significant:
         lines.append(Text(f"Proven: {candidate_text(verdict.candidate)}", style="bold green"))
     else:
-        lines.append(Text(f"{verdict.reason}: the default engine is published", style="bold yellow"))
+        reason = "NoSignificantWin" if verdict.reason == "NoCandidate" else verdict.reason  # the message says the rest
+        lines.append(Text(f"{reason}: the default engine is published", style="bold yellow"))
     lines.append(Text(f"  {verdict.message}"))
     if verdict.engine_gain is not None:
         lines.append(
