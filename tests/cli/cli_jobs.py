@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -160,3 +161,9 @@ def ended(process: subprocess.Popen) -> Answer:
         process.kill()
         raise
     return Answer(process.returncode, out, err)
+
+
+def copied(job: Job, folder: Path) -> Job:
+    """The job with all that it has made, in another folder."""
+    shutil.copytree(job.folder, folder)
+    return Job(folder)

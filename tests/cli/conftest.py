@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from cli_jobs import Answer, Job
+from cli_jobs import Answer, Job, copied
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +21,3 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Answer]:
 def job(finished: tuple[Job, Answer], tmp_path: Path) -> Job:
     """A copy of the finished job, to do with as a test likes."""
     return copied(finished[0], tmp_path / "job")
-
-
-def copied(job: Job, folder: Path) -> Job:
-    shutil.copytree(job.folder, folder)
-    return Job(folder)

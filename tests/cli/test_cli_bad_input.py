@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from cli_jobs import JOB, Answer, Job, merged, tiny_model
+from cli_jobs import JOB, Answer, Job, copied, merged, tiny_model
 from cli_stores import (
     CREDENTIALS,
     bound_by_permissions,
@@ -23,7 +23,6 @@ from cli_stores import (
     small_disk,
     without_room,
 )
-from conftest import copied
 from onnx import helper
 from rig.faulty import answering
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
-from cli_jobs import Answer, Job, tiny_model
+from cli_jobs import Answer, Job, copied, tiny_model
 from click.testing import CliRunner
-from conftest import copied
 
 from tuner_job.cli.exits import Exit
 from tuner_job.cli.main import cli
