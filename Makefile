@@ -31,7 +31,7 @@ crash: setup ## The crash test alone: SIGKILLs at random points
 crds: setup ## Write crds/ from the models
 	$(PY) -m tuner_job.api.crd crds
 
-bench-aa: setup ## False winners: simulated and real A/A finals (about 25 minutes on an idle machine)
+bench-aa: setup ## False winners: simulated and real A/A finals (about half an hour on an idle machine)
 	$(PY) -m bench.aa simulate
 	$(PY) -m bench.aa real
 

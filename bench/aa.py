@@ -5,7 +5,7 @@
 writes bench/results/aa-simulated.{json,md}. Noise comes from recordings (bench/data), or from the pilot of a local run. A
 simulated final is planned from its own simulated pilot, sampled, and decided by the very code that decides real ones.
 
-    python -m bench.aa real [--job examples/magika.yaml] [--device GPU] [--budget-seconds 600]
+    python -m bench.aa real [--job examples/silero-vad.yaml] [--device GPU] [--budget-seconds 600]
 
 runs (or goes on with) the real series that docs/statistics.md preregisters: bench.real.
 """

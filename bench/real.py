@@ -47,7 +47,7 @@ from tuner_job.store.records import timestamp
 from tuner_job.trial.supervisor import Supervisor
 
 RESULTS = Path(__file__).parent / "results"
-EXAMPLE = Path(__file__).parents[1] / "examples" / "magika.yaml"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "silero-vad.yaml"
 MEASURE = MeasureSettings(session_seconds=0.025, session_samples=10, warmup_seconds=0.1, warmup_limit_seconds=1.0)
 """Short, as preregistered: harder than real finals, whose sessions last 0.1 s."""
 MIN_IMPROVEMENT = 0.01
