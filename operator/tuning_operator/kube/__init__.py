@@ -1,0 +1,1 @@
+"""The Kubernetes API behind one small protocol on plain dicts. Only this package imports the client library."""
