@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup run test lint unit crash crds lock bench-aa clean
+.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator e2e e2e-faults clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -28,12 +28,21 @@ unit: setup ## Tests without the slow ones
 crash: setup ## The crash test alone: SIGKILLs at random points
 	$(PY) -m pytest -m slow -q tests/crash
 
+e2e: setup ## A real cluster with real pods tunes a real model (root; builds Kubernetes once)
+	$(PY) -m pytest -q tests/e2e
+
+e2e-faults: setup ## Break everything at every moment on a real cluster; writes bench/results/e2e-faults.md (about an hour)
+	$(PY) -m bench.faults
+
 crds: setup ## Write crds/ from the models
 	$(PY) -m tuner_job.api.crd crds
 
 bench-aa: setup ## False winners: simulated and real A/A finals (about half an hour on an idle machine)
 	$(PY) -m bench.aa simulate
 	$(PY) -m bench.aa real
+
+bench-operator: setup ## 1,000 finished TuningJobs re-settle after a restart; prints seconds and memory (root)
+	$(PY) -m bench.operator.settle
 
 lock: ## Lock dependencies again (needs uv on PATH)
 	scripts/lock
