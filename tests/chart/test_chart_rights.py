@@ -1,0 +1,131 @@
+"""What the operator may do, as a real API server judges it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from chart_cluster import Cluster
+from chart_helm import NAMESPACE, RELEASE, Grant
+from rig.kube.fixtures import BUILD_TIMEOUT
+from rig.waiting import wait_for
+from test_chart_rbac import CLUSTER, JOBS, OWN
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_TIMEOUT)]
+
+OWN_BY_NAME = {(group, resource if verb == "create" else f"{resource}={RELEASE}", verb) for group, resource, verb in OWN}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(cluster: Cluster) -> None:
+    cluster.install({"stores": ["engines-operator"]})
+
+
+@pytest.fixture
+def namespaced(cluster: Cluster) -> Iterator[None]:
+    cluster.upgrade("--set", "watchNamespaces={vision}", "--set", "operator.readNodes=false")
+    yield
+    cluster.upgrade("--set", "watchNamespaces=null", "--set", "operator.readNodes=true")
+
+
+@pytest.mark.parametrize("namespace", ["vision", "kube-system"])
+def test_everywhere_it_may_do_what_the_page_says_and_nothing_more(cluster: Cluster, namespace: str) -> None:
+    assert cluster.granted(namespace) == JOBS | CLUSTER
+
+
+def test_where_it_lives_it_also_has_its_lease(cluster: Cluster) -> None:
+    assert cluster.granted(NAMESPACE) == JOBS | CLUSTER | OWN_BY_NAME
+
+
+@pytest.mark.usefixtures("namespaced")
+def test_in_namespaced_mode_other_namespaces_are_closed(cluster: Cluster) -> None:
+    without_nodes: set[Grant] = {each for each in CLUSTER if each[1] != "nodes"}
+    assert cluster.granted("vision") == JOBS | without_nodes
+    assert cluster.granted("speech") == without_nodes
+    assert cluster.granted(NAMESPACE) == without_nodes | OWN_BY_NAME
+
+
+@pytest.mark.parametrize(
+    ("verb", "what", "name"),
+    [
+        ("get", "secrets", ""),
+        ("list", "secrets", ""),
+        ("get", "configmaps", ""),
+        ("create", "pods", ""),
+        ("delete", "pods", ""),
+        ("create", "pods/exec", ""),
+        ("get", "pods/log", ""),
+        ("create", "serviceaccounts/token", ""),
+        ("update", "jobs.batch", ""),
+        ("patch", "jobs.batch", ""),
+        ("deletecollection", "jobs.batch", ""),
+        ("create", "tuningjobs.trtfleet.dev", ""),
+        ("update", "tuningjobs.trtfleet.dev", ""),
+        ("patch", "tuningjobs.trtfleet.dev", ""),
+        ("delete", "tuningjobs.trtfleet.dev", ""),
+        ("update", "leases.coordination.k8s.io", "another"),
+        ("delete", "leases.coordination.k8s.io", RELEASE),
+        ("create", "deployments.apps", ""),
+        ("create", "rolebindings.rbac.authorization.k8s.io", ""),
+    ],
+)
+def test_it_may_not(cluster: Cluster, verb: str, what: str, name: str) -> None:
+    for namespace in (NAMESPACE, "vision"):
+        assert not cluster.may(verb, what, namespace, name)
+
+
+@pytest.mark.parametrize("verb", ["create", "update", "patch", "delete"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "artifactstores.trtfleet.dev",
+        "tunerruntimes.trtfleet.dev",
+        "nodes",
+        "namespaces",
+        "customresourcedefinitions.apiextensions.k8s.io",
+    ],
+)
+def test_it_may_write_nothing_of_the_cluster(cluster: Cluster, verb: str, what: str) -> None:
+    assert not cluster.may(verb, what)
+
+
+def test_a_question_that_is_answered_with_yes(cluster: Cluster) -> None:
+    """So that the refusals above are no mistake in the asking."""
+    assert cluster.may("create", "jobs.batch", "vision")
+    assert cluster.may("patch", "tuningjobs.trtfleet.dev/status", "vision")
+    assert cluster.may("update", "leases.coordination.k8s.io", NAMESPACE, RELEASE)
+    assert cluster.may("list", "artifactstores.trtfleet.dev")
+
+
+@pytest.mark.parametrize(
+    ("role", "may", "may_not"),
+    [
+        ("view", ["get", "watch"], ["create", "patch", "delete"]),
+        ("edit", ["get", "create", "patch", "delete"], []),
+        ("admin", ["list", "update"], []),
+    ],
+)
+def test_the_clusters_own_roles_cover_tuning_jobs(cluster: Cluster, role: str, may: list[str], may_not: list[str]) -> None:
+    user = f"{role}er"
+    cluster.plane.kubectl("create", "rolebinding", user, "--clusterrole", role, "--user", user, "--namespace", "vision")
+
+    def asked(verbs: list[str]) -> list[bool]:
+        return [cluster.may(verb, "tuningjobs.trtfleet.dev", "vision", user=user) for verb in verbs]
+
+    wait_for("the roles are aggregated", lambda: all(asked(may)), seconds=60)
+    assert not any(asked(may_not))
+    assert not cluster.may("patch", "tuningjobs.trtfleet.dev/status", "vision", user=user)
+    assert not cluster.may("get", "tuningjobs.trtfleet.dev", "speech", user=user)
+
+
+def test_its_pod_meets_the_restricted_standard(cluster: Cluster) -> None:
+    """The namespace enforces it, so a pod that does not is refused."""
+    deployment = cluster.plane.get("deployment", RELEASE, "--namespace", NAMESPACE)
+    template = deployment["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "alike", "namespace": NAMESPACE}, "spec": template["spec"]}
+    cluster.accept(pod)
+    spec = json.loads(json.dumps(template["spec"]))
+    spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(AssertionError, match="violates PodSecurity"):
+        cluster.accept({**pod, "spec": spec})
