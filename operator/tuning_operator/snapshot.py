@@ -108,10 +108,7 @@ class RunView:
     stopped: frozenset[int] = frozenset()
     """Attempts that have a stop marker."""
     counts: WorkerCounts = WorkerCounts()
-    convicted: Problem     refused: Problem | None = None
-    """What stood in the way when the run or its next Job was last to be created (quota, admission, a retired run, a workerTemplate
-    that asks for too much). Ask again all the same: `act` keeps the pace of tries."""
-| None = None
+    convicted: Problem | None = None
     """Discover or final ended in a conviction: no further start would mend that."""
     verdict: VerdictView | None = None
 
@@ -226,6 +223,9 @@ class TargetSnapshot:
     """The run's records cannot be relied on (poisoned, another schema)."""
     publication: Publication | Problem | None = None
     """None until publishing was tried by this process under the job's present `publish`."""
+    refused: Problem | None = None
+    """What stood in the way when the run, or its next Job, was last to be created: quota, admission, a retired run, a
+    workerTemplate that asks for too much. Ask again all the same; `act` keeps the pace of tries."""
     jobs: tuple[JobView, ...] = ()
     """Of this target, of any run."""
     pods: tuple[PodView, ...] = ()
