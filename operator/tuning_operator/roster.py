@@ -22,7 +22,9 @@ class Entry:
     """One TuningJob."""
 
     version: int = 0
-    """`metadata.resourceVersion` up to which it is known."""
+    """`metadata.resourceVersion` up to which it was looked at."""
+    told: int = 0
+    """The same, up to which watch events told of it."""
     uses: frozenset[str] = frozenset()
     """`<kind>/<name>` of the cluster objects that it names."""
     state: JobState | None = None
@@ -56,11 +58,12 @@ class Roster:
         )
 
     def told(self, key: Key, version: int) -> bool:
-        """A watch event came; whether it tells anything new."""
+        """A watch event came; whether it tells anything new. An object without a version (0) always does."""
+        entry = self.entry(key)
+        entry.told = max(entry.told, version)
         if key in self._untold and version >= self._untold[key][0]:
             del self._untold[key]
-        known = self.entries.get(key)
-        return known is None or version > known.version
+        return version == 0 or version > entry.version
 
     def listed(self, objects: Iterable[Object], now: float, *, first: bool) -> set[Key]:
         """A listing came; all keys to look at: those listed, and those known but gone. `first`: no event can have told yet."""
@@ -70,7 +73,7 @@ class Roster:
             keys.add(key)
             entry, version = self.entry(key), version_of(each)
             entry.uses = uses_of(each)
-            if not first and version > entry.version:
+            if not first and version > max(entry.version, entry.told):
                 self._untold.setdefault(key, (version, now))
         return keys | self.entries.keys()
 
