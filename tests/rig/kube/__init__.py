@@ -1,0 +1,1 @@
+"""A real Kubernetes on one machine: control plane, node with real pods, images, object store, Prometheus. See README.md."""
