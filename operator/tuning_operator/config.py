@@ -63,7 +63,11 @@ class OperatorConfig(Model):
     """Least time between two status writes that only tell progress."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Of /metrics, /healthz and /readyz."""
+    bind_address: str = ""
+    """Address that they are served on; empty: all of them."""
     lease_seconds: Annotated[float, Field(ge=3)] = 15.0
+    stop_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """For looks that are under way at SIGTERM. The pod's grace must be 20 s more."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
