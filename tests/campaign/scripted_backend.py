@@ -100,6 +100,7 @@ class ScriptedBackend:
     name = "onnxruntime"
 
     def __init__(self, device: str) -> None:
+        (HERE / f"environment-{os.getpid()}").write_text(json.dumps(dict(os.environ)))
         self._facts = json.loads((HERE / FACTS).read_text())
 
     def identify(self) -> Device:

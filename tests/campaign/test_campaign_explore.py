@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from campaign_records import discovery_record, result_record, run_record
 
-from tuner_job.api.messages import PlannedTrial, ResultRecord, RunRecord
+from tuner_job.api.messages import BeatRecord, PlannedTrial, ResultRecord, RunRecord
+from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.explore import Explorer
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.rounds import first_plan
 from tuner_job.store import layout
 from tuner_job.store.beats import Heart
 from tuner_job.store.objects import ObjectStore
-from tuner_job.store.records import create_record
+from tuner_job.store.records import create_record, read_record
 from tuner_job.store.tries import Claim, Claims
 
 TRIALS = 256
@@ -57,10 +58,12 @@ def store(asked: Counter[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Obje
     return store
 
 
-def worker(store: ObjectStore, run: RunRecord, index: int) -> Explorer:
+def worker(
+    store: ObjectStore, run: RunRecord, index: int, instant: Any = None, *, budget_used: bool = False
+) -> tuple[Explorer, Heart]:
     heart = Heart(store, run.run, worker=f"1-{index}", worker_id=f"w{index}", stage="explore")
-    instant: Any = Instant(run)
-    return Explorer(
+    instant = instant or Instant(run)
+    explorer = Explorer(
         store,
         RunReader(store, run.run),
         Claims(store, run.run, heart),
@@ -68,9 +71,10 @@ def worker(store: ObjectStore, run: RunRecord, index: int) -> Explorer:
         instant,
         heart,
         index=index,
-        check_stop=lambda: None,
+        check_stop=lambda: budget_used,
         wait=lambda _: pytest.fail("there is nobody to wait for"),
     )
+    return explorer, heart
 
 
 def test_a_round_costs_a_few_requests_a_trial_however_many_there_are(store: ObjectStore, asked: Counter[str]) -> None:
@@ -82,7 +86,7 @@ def test_a_round_costs_a_few_requests_a_trial_however_many_there_are(store: Obje
     create_record(store, layout.plan(run.run, 1), first_plan(run, discovery))
     asked.clear()
 
-    worker(store, run, 0).run()
+    worker(store, run, 0)[0].run()
     reader = RunReader(store, run.run)
     trials = sum(len(plan.trials) for plan in reader.plans())
     assert trials >= TRIALS - 1
@@ -92,5 +96,81 @@ def test_a_round_costs_a_few_requests_a_trial_however_many_there_are(store: Obje
     assert asked["list"] == 0
 
     asked.clear()
-    worker(store, run, 1).run()
+    worker(store, run, 1)[0].run()
     assert asked.total() < 20, "a worker that comes when all is done reads the plans and goes"
+
+
+def begun(store: ObjectStore, **search: Any) -> RunRecord:
+    run = run_record("Expression", max_trials=8, options={"sample": "true"}, shards=2, **search)
+    discovery = discovery_record(run)
+    create_record(store, layout.run(run.run), run)
+    create_record(store, layout.discovery(run.run), discovery)
+    create_record(store, layout.plan(run.run, 1), first_plan(run, discovery))
+    return run
+
+
+def figures(store: ObjectStore, run: RunRecord, heart: Heart) -> BeatRecord:
+    heart.beat()
+    beat = read_record(store, layout.beat(run.run, heart.worker), BeatRecord)
+    assert beat is not None
+    return beat
+
+
+def test_a_result_is_counted_by_the_worker_that_wrote_it_and_by_no_other(store: ObjectStore) -> None:
+    run = begun(store, expression="-k0=[on|off] -k1=[on|off]")
+
+    class Racing(Instant):
+        """Every second result was written by another worker a moment before; the first two are the ledger's and a failure."""
+
+        ran = 0
+
+        def run(self, planned: PlannedTrial, claim: Claim, baseline: Instant) -> ResultRecord:
+            result = super().run(planned, claim, baseline)
+            self.ran += 1
+            if self.ran % 2 == 0:
+                create_record(store, layout.result(run.run, planned.trial), result.model_copy(update={"worker_id": "another"}))
+            elif self.ran == 1:
+                return result.model_copy(update={"cached": True, "outcome": Outcome.REFUSED})
+            return result
+
+    explorer, heart = worker(store, run, 0, Racing(run))
+    explorer.run()
+    reader = RunReader(store, run.run)
+    results = [reader.result(trial.trial) for trial in reader.plans()[0].trials]
+    own = Counter(result.outcome.value for result in results if result and result.worker_id != "another")
+    beat = figures(store, run, heart)
+    assert beat.outcomes == own
+    assert len(results) > beat.done == own.total() > 1
+    assert beat.cached == 1
+    assert beat.device_seconds == 2.0 * len(results), "what lost the race used the device as well"
+
+
+def test_when_the_budget_is_used_up_one_worker_ends_exploring_while_the_other_is_in_a_trial(store: ObjectStore) -> None:
+    run = begun(store, expression="-k0=[on|off] -k1=[on|off] -k2=[on|off]")
+    first, _ = worker(store, run, 0, budget_used=True)
+
+    class Meanwhile(Instant):
+        ran: tuple[str, ...] = ()
+
+        def run(self, planned: PlannedTrial, claim: Claim, baseline: Instant) -> ResultRecord:
+            self.ran += (planned.trial,)
+            if len(self.ran) == 2:
+                first.run()
+            return super().run(planned, claim, baseline)
+
+    instant = Meanwhile(run)
+    second, heart = worker(store, run, 1, instant)
+    second.run()
+
+    reader = RunReader(store, run.run)
+    explored, final = reader.plans()
+    done, late = instant.ran
+    assert final.stage == "final"
+    assert final.reason == "the budget of device time is used up"
+    [sealed] = reader.seals()
+    assert [item.trial for item in sealed.folded] == [done]
+    assert len(sealed.carried_over) == len(explored.trials) - 1
+    assert late in sealed.carried_over
+    assert reader.result(late) is not None, "it comes too late for the seal, and is kept"
+    assert figures(store, run, heart).done == 2
+    assert len(reader.fold().folded) == 1

@@ -117,7 +117,7 @@ def test_a_seal_must_name_each_trial_of_its_plan_once(store: ObjectStore, lie: C
 
 @pytest.mark.parametrize("change", [{"run": "0" * 20}, {"round": 3}], ids=["run", "round"])
 def test_a_plan_of_elsewhere_is_named(store: ObjectStore, change: dict[str, object]) -> None:
-    following = next_plan(sealed(store).fold(), out_of_time=False)
+    following = next_plan(sealed(store).fold())
     with pytest.raises(InputError, match=layout.plan(RUN.run, 2)):
         poisoned(store, layout.plan(RUN.run, 2), following.model_copy(update=change)).plans()
 

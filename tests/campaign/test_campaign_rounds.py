@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.messages import PlannedTrial, PlanRecord, ResultRecord, RunRecord, own_first
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign.rounds import Fold, device_seconds, first_plan, next_plan, seal, space_of
+from tuner_job.campaign.leaders import leaders
+from tuner_job.campaign.rounds import Fold, device_seconds, first_plan, next_plan, reserved_seconds, seal, space_of
 from tuner_job.search.rounds import Proposal
 from tuner_job.search.singles import OneAtATime
 from tuner_job.search.space import Flip, Space
@@ -30,7 +31,7 @@ def play(run: RunRecord, answer: Answer, *, most_rounds: int = 60) -> tuple[Fold
         results = {t.trial: r for t in plan.trials if (r := answer(run, t)) is not None}
         sealed = seal(run, plan, {trial: digest_of(r.to_json()) for trial, r in results.items()})
         fold = Fold(run, discovery, (*fold.plans, plan), (*fold.seals, sealed), {**fold.results, **results})
-        plan = next_plan(fold, out_of_time=False)
+        plan = next_plan(fold)
     raise AssertionError("exploring does not end")
 
 
@@ -58,7 +59,7 @@ def test_two_planners_write_the_same_bytes(strategy: str) -> None:
     for count in range(len(fold.seals) + 1):
         part = Fold(run, fold.discovery, fold.plans[:count], fold.seals[:count], fold.results)
         again = Fold(run, discovery_record(run), fold.plans[:count], fold.seals[:count], dict(reversed(fold.results.items())))
-        one, other = next_plan(part, out_of_time=False), next_plan(again, out_of_time=False)
+        one, other = next_plan(part), next_plan(again)
         assert one.to_json() == other.to_json()
     assert final.stage == "final"
 
@@ -115,7 +116,7 @@ def test_trials_without_a_result_at_the_deadline_are_carried_over_under_their_na
     results = {t.trial: faster(run, t) for t in plan.trials[1:]}
     sealed = seal(run, plan, {trial: digest_of(r.to_json()) for trial, r in results.items()})
     assert sealed.carried_over == (late.trial,)
-    following = next_plan(Fold(run, discovery, (plan,), (sealed,), results), out_of_time=False)
+    following = next_plan(Fold(run, discovery, (plan,), (sealed,), results))
     assert following.trials[0] == late
     assert late.candidate.id not in {t.candidate.id for t in following.trials[1:] if t.repeat == 0}
 
@@ -126,7 +127,7 @@ def test_out_of_time_goes_to_the_final_with_what_is_known() -> None:
     plan = first_plan(run, discovery)
     results = {t.trial: faster(run, t) for t in plan.trials if "-k5" in t.candidate.route}
     sealed = seal(run, plan, {trial: digest_of(r.to_json()) for trial, r in results.items()})
-    final = next_plan(Fold(run, discovery, (plan,), (sealed,), results), out_of_time=True)
+    final = next_plan(Fold(run, discovery, (plan,), (sealed,), results), over="the deadline has passed")
     assert final.stage == "final"
     assert "deadline" in final.reason
     assert final.pick is not None
@@ -251,7 +252,7 @@ def test_trials_that_are_carried_over_keep_their_share_of_the_device_time() -> N
     discovery = discovery_record(run)
     plan = first_plan(run, discovery)
     nothing = seal(run, plan, {})
-    following = next_plan(Fold(run, discovery, (plan,), (nothing,), {}), out_of_time=False)
+    following = next_plan(Fold(run, discovery, (plan,), (nothing,), {}))
     # 8 s for the pilot and 30 s for the final leave 62 s: 31 trials of 2 s, planned ones included
     assert len({t.trial for t in (*plan.trials, *following.trials)}) <= 31
 
@@ -260,3 +261,44 @@ def test_a_device_time_budget_that_discover_and_the_final_use_up_is_bad_input() 
     run = run_record("OneAtATime", device_seconds=38.0)  # the pilot took 8 s, the final needs 30 s
     with pytest.raises(InputError, match="gpuSeconds: 38 leaves nothing"):
         first_plan(run, discovery_record(run))
+
+
+def test_every_plan_after_the_first_names_the_leader_of_what_is_sealed() -> None:
+    fold, final = play(run_record("OneAtATime"), faster)
+    assert fold.plans[0].leader is None
+    for count, plan in enumerate((*fold.plans, final)[1:], 1):
+        sealed = [fold.results[item.trial] for one in fold.seals[:count] for item in one.folded]
+        best = leaders(sealed, fold.discovery, "LatencyP50")[0]
+        assert plan.leader is not None
+        assert (plan.leader.candidate, plan.leader.gain) == (best.candidate, best.gain)
+    assert final.leader is not None
+    assert final.leader.candidate.route == "-k2=off"
+    assert final.leader.gain == pytest.approx(0.2, abs=0.02)
+
+
+def test_only_what_is_feasible_leads() -> None:
+    def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
+        found = faster(run, planned)
+        wrong = "-k2" in planned.candidate.route
+        return found.model_copy(update={"outcome": Outcome.INFEASIBLE}) if wrong else found
+
+    _, final = play(run_record("OneAtATime"), answer)
+    assert final.leader is not None
+    assert final.leader.candidate.route == "-k5=off"
+    _, final = play(run_record("OneAtATime"), lambda run, t: result_record(run, t, outcome=Outcome.CRASHED))
+    assert final.leader is None
+
+
+def test_of_equal_leaders_the_first_trial_leads_in_whatever_order_results_are_read() -> None:
+    run = run_record("OneAtATime")
+    discovery = discovery_record(run)
+    one, other = (result_record(run, trial) for trial in first_plan(run, discovery).trials[:2])
+    same = other.model_copy(update={"timing": one.timing})
+    assert leaders([one, same], discovery, "LatencyP50") == leaders([same, one], discovery, "LatencyP50")
+    assert leaders([same, one], discovery, "LatencyP50")[0].trial == one.trial
+
+
+def test_the_budget_keeps_back_what_the_final_needs() -> None:
+    run = run_record(device_seconds=100.0)
+    assert reserved_seconds(run.inputs, discovery_record(run)) == 30.0
+    assert reserved_seconds(run_record().inputs, discovery_record(run)) == 0.0

@@ -22,6 +22,7 @@ from tuner_job.api.base import InputError
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.messages import (
     AccuracyInput,
+    BeatRecord,
     BeatState,
     EndRecord,
     LedgerRecord,
@@ -38,13 +39,15 @@ from tuner_job.api.messages import (
 )
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.exits import WorkerExit
-from tuner_job.campaign.local import LocalExecutor, RunFailed, stop_marker
+from tuner_job.campaign.local import LocalExecutor, RunFailed
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.start import start_run
+from tuner_job.campaign.stop import StopReason, stop_marker
 from tuner_job.model.digest import digest
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import create_record, read_record
+from tuner_job.store.tries import mark_dead
 from tuner_job.store.vet import vet
 
 PATIENCE = 240.0
@@ -74,17 +77,20 @@ class Scene:
         """A new one, that has read nothing yet."""
         return RunReader(self.store, self.run.run)
 
-    def start(self, stage: str, *options: str, attempt: int = 1, index: int = 0, store: str = "") -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [
-                sys.executable, "-m", "tuner_job.campaign.worker",
-                "--store", store or self.store.url, "--run", self.run.run, "--stage", stage,
-                "--attempt", str(attempt), "--index", str(index), "--parent", str(os.getpid()),
-                "--scratch", str(self.folder / "scratch"), "--end-message", str(self._end_message(attempt, index)),
-                *QUICK, *options,
-            ],
-            env={**os.environ, "PYTHONPATH": str(self.backend)},
-        )  # fmt: skip
+    def start(
+        self, stage: str, *options: str, attempt: int = 1, index: int = 0, store: str = "", **environment: str
+    ) -> subprocess.Popen[bytes]:
+        command = self.command(stage, *options, attempt=attempt, index=index, store=store)
+        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(self.backend), **environment})
+
+    def command(self, stage: str, *options: str, attempt: int = 1, index: int = 0, store: str = "") -> list[str]:
+        return [
+            sys.executable, "-m", "tuner_job.campaign.worker",
+            "--store", store or self.store.url, "--run", self.run.run, "--stage", stage,
+            "--attempt", str(attempt), "--index", str(index), "--parent", str(os.getpid()),
+            "--scratch", str(self.folder / "scratch"), "--end-message", str(self._end_message(attempt, index)),
+            *QUICK, *options,
+        ]  # fmt: skip
 
     def ended(self, worker: subprocess.Popen[bytes], *, attempt: int = 1, index: int = 0) -> tuple[int, dict[str, str]]:
         """Exit code and end message; a worker leaves one line, and nothing in scratch."""
@@ -157,6 +163,12 @@ def scene(discovered: Scene, tmp_path: Path) -> Scene:
     return Scene(ObjectStore.open((folder / "store").as_uri()), discovered.run, folder)
 
 
+def beat_of(scene: Scene, worker: str = "1-0") -> BeatRecord:
+    beat = scene.reader.beat(worker)
+    assert beat is not None
+    return beat
+
+
 HELD, HELD_TOO, FREE, FREE_TOO = (f"001-{number:05d}" for number in range(4))
 EVERY = (HELD, HELD_TOO, FREE, FREE_TOO)
 
@@ -187,7 +199,7 @@ def test_a_worker_that_is_told_to_end_lets_go_of_its_trial_at_once(scene: Scene)
     first = scene.start("explore", attempt=1)
     scene.holding()
     first.send_signal(signal.SIGTERM)
-    assert scene.ended(first, attempt=1)[0] == WorkerExit.STOPPED
+    assert scene.ended(first, attempt=1)[0] == WorkerExit.INTERRUPTED
     beat = scene.reader.beat("1-0")
     assert beat is not None
     assert beat.state is BeatState.STOPPED
@@ -206,7 +218,7 @@ def test_a_worker_that_is_told_to_end_lets_go_of_its_trial_at_once(scene: Scene)
 def test_a_stop_marker_lets_the_trial_in_hand_finish(scene: Scene) -> None:
     worker = scene.start("explore", attempt=1)
     scene.holding()
-    stop_marker(scene.store, scene.run.run, 1, "suspended")
+    stop_marker(scene.store, scene.run.run, 1, StopReason.SUSPENDED)
     scene.go()
     assert scene.ended(worker)[0] == WorkerExit.STOPPED
     assert [trial for trial in EVERY if scene.result(trial)] == [HELD]
@@ -214,6 +226,76 @@ def test_a_stop_marker_lets_the_trial_in_hand_finish(scene: Scene) -> None:
 
     assert scene.ended(scene.start("explore", attempt=2), attempt=2)[0] == WorkerExit.NOTHING_LEFT
     assert [found.tries for trial in EVERY if (found := scene.result(trial))] == [1, 1, 1, 1]
+
+
+def test_a_worker_whose_budget_is_used_up_plans_the_final_after_the_trial_in_hand(scene: Scene) -> None:
+    worker = scene.start("explore")
+    scene.holding()
+    stop_marker(scene.store, scene.run.run, 1, StopReason.BUDGET_EXHAUSTED)
+    scene.go()
+    assert scene.ended(worker) == (WorkerExit.NOTHING_LEFT, {})
+    assert [trial for trial in EVERY if scene.result(trial)] == [HELD]
+    final = scene.reader.plans()[-1]
+    assert (final.stage, final.reason) == ("final", "the budget of device time is used up")
+    assert scene.ended(scene.start("final", attempt=2), attempt=2) == (WorkerExit.NOTHING_LEFT, {})
+    verdict = scene.reader.verdict()
+    assert verdict is not None
+    vet(scene.store, scene.run, verdict)
+    beats = [scene.reader.beat(name) for name in scene.reader.workers()]
+    assert [(beat.stage, beat.outcomes) for beat in beats if beat] == [
+        ("explore", {"feasible": 1}),
+        ("final", {"feasible": 1}),
+    ]
+
+
+def test_a_pod_that_replaces_another_goes_by_its_own_name_and_on_from_its_figures(scene: Scene) -> None:
+    first = scene.start("explore", "--worker-id", "first-uid")
+    scene.holding()
+    until(lambda: beat_of(scene).trial == HELD and beat_of(scene).phase != "")
+    until(lambda: beat_of(scene).device_seconds > 0)
+    first.kill()
+    first.wait(PATIENCE)
+    used = beat_of(scene).device_seconds
+    assert mark_dead(scene.store, scene.run.run, "1-0", cause="explained", worker_id="first-uid")
+    scene.go()
+    assert scene.ended(scene.start("explore", "--worker-id", "second-uid")) == (WorkerExit.NOTHING_LEFT, {})
+    tries = [scene.tried(HELD, number) for number in (1, 2)]
+    assert [tried.worker_id for tried in tries if tried] == ["first-uid", "second-uid"]
+    beat = beat_of(scene)
+    assert (beat.worker_id, beat.state, beat.outcomes) == ("second-uid", BeatState.DONE, {"feasible": 4})
+    results = [scene.result(trial) for trial in EVERY]
+    own = sum(result.seconds["total"] + result.seconds["controls"] for result in results if result)
+    assert beat.device_seconds == pytest.approx(used + own, abs=0.5)
+
+
+SECRET = "do-not-tell"
+
+
+def test_credentials_of_the_store_reach_no_child_and_no_record(scene: Scene) -> None:
+    scene.go()
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY")
+    credentials = dict.fromkeys((*names, "GOOGLE_SERVICE_ACCOUNT_KEY"), SECRET)
+    worker = scene.start("explore", TRTFLEET_STORE_OPTIONS="{}", **credentials)
+    assert scene.ended(worker) == (WorkerExit.NOTHING_LEFT, {})
+    seen = [json.loads(path.read_text()) for path in scene.backend.glob("environment-*")]
+    assert len(seen) > len(EVERY)
+    for environment in seen:
+        assert environment.keys() & {*credentials, "TRTFLEET_STORE_OPTIONS"} == set()
+        assert SECRET not in environment.values()
+    assert not [path for path in scene.store_folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def test_a_worker_needs_neither_a_home_nor_a_place_for_its_end_message(scene: Scene) -> None:
+    scene.go()
+    bare = {"PATH": os.environ["PATH"], "PYTHONPATH": str(scene.backend)}
+    command = scene.command("explore", "--end-message", "/proc/nowhere/termination-log")
+    worker = subprocess.Popen(command, env=bare, cwd="/", stderr=subprocess.PIPE)
+    _, said = worker.communicate(timeout=PATIENCE)
+    assert worker.returncode == WorkerExit.NOTHING_LEFT
+    assert b"Traceback" not in said
+    stop_marker(scene.store, scene.run.run, 2, StopReason.SUSPENDED)
+    command = scene.command("final", "--end-message", "/proc/nowhere/termination-log", attempt=2)
+    assert subprocess.run(command, env=bare, cwd="/", check=False, timeout=PATIENCE).returncode == WorkerExit.STOPPED
 
 
 def test_two_workers_share_a_run(scene: Scene) -> None:
@@ -283,7 +365,7 @@ def test_a_worker_that_is_told_to_stop_does_not_wait_for_the_store(scene: Scene)
     scene.go()
     until(lambda: not psutil.pid_exists(int(building.partition("-")[2])))
     worker.terminate()
-    assert scene.ended(worker)[0] in (WorkerExit.STORE_UNUSABLE, WorkerExit.STOPPED)
+    assert scene.ended(worker)[0] in (WorkerExit.STORE_UNUSABLE, WorkerExit.INTERRUPTED)
     assert scene.scratch_is_empty()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +29,7 @@ from tuner_job.store.tries import STALE_SECONDS, Busy, Claim, Claims, Done, Hear
 RUN = "0" * 20
 TRIAL = "001-00000"
 CANDIDATE = Candidate(route="-a=1")
+BEAT = {"kind": "Beat", "worker": "1-0", "workerId": "w", "sequence": 1, "stage": "explore", "at": "then", "schemaVersion": 1}
 _names = itertools.count()
 
 
@@ -296,7 +298,12 @@ def test_a_trial_that_keeps_killing_its_workers_is_convicted(
             victim.heart.close(BeatState.STOPPED)
         else:
             assert mark_dead(store, RUN, victim.name, cause=cause, detail=f"death {number}")
-    assert Worker(store, clock, "1-0").claim() == Done()
+    judge, late = Worker(store, clock, "1-0"), Worker(store, clock, "1-99")
+    assert judge.claim() == late.claim() == Done()
+    judge.heart.beat()
+    late.heart.beat()
+    assert beat_of(store).outcomes == {outcome.value: 1}, "who convicts counts it"
+    assert beat_of(store, "1-99").outcomes == {}
     result = read_record(store, layout.result(RUN, TRIAL), ResultRecord)
     assert result is not None
     assert (result.outcome, result.convicted, result.tries, result.candidate) == (outcome, True, len(causes), CANDIDATE)
@@ -338,16 +345,101 @@ class TestHeart:
             heart.begin(TRIAL)
             heart.phase("build")
             wait_for(lambda: beat_of(store).phase == "build" and beat_of(store).trial == TRIAL)
-            heart.finished(device_seconds=1.5)
+            heart.finished(Outcome.FEASIBLE, device_seconds=1.5)
             wait_for(lambda: beat_of(store).done == 1)
             before = beat_of(store).sequence
             wait_for(lambda: beat_of(store).sequence > before)
             assert beat_of(store).device_seconds == 1.5
+            assert beat_of(store).outcomes == {"feasible": 1}
             heart.close(BeatState.STOPPED, detail="SIGTERM")
         last = beat_of(store)
         assert (last.state, last.cause, last.detail) == (BeatState.STOPPED, "stopped", "SIGTERM")
         assert end_of(store, RUN, "w") == PreviousEnd(cause="stopped", detail="SIGTERM")
         assert not any(thread.name == "heart-1-0" for thread in threading.enumerate())
+
+    def test_time_in_hand_counts_from_the_first_phase_and_never_falls(self, store: FaultyStore, clock: Clock) -> None:
+        heart = Heart(store, RUN, worker="1-0", worker_id="w", stage="explore", clock=clock)
+
+        def shown() -> float:
+            heart.beat()
+            return beat_of(store).device_seconds
+
+        heart.begin(TRIAL)
+        clock.now += 3  # a look at the ledger: no device
+        assert shown() == 0.0
+        heart.phase("build")
+        clock.now += 7
+        assert shown() == 7.0
+        heart.begin(TRIAL)  # another try of the same trial
+        clock.now += 5
+        assert shown() == 12.0
+        heart.finished(Outcome.HUNG, device_seconds=11.0)  # 1 s went into writing the result
+        assert shown() == 12.0
+        heart.begin("001-00001")
+        heart.phase("build")
+        clock.now += 4
+        assert shown() == 15.0
+        heart.finished(None)
+        assert shown() == 15.0
+        assert beat_of(store).outcomes == {"hung": 1}
+        assert beat_of(store).done == 1
+
+    def test_a_trial_that_is_given_up_keeps_its_time(self, store: FaultyStore, clock: Clock) -> None:
+        heart = Heart(store, RUN, worker="1-0", worker_id="w", stage="explore", clock=clock)
+        heart.begin(TRIAL)
+        heart.phase("build")
+        clock.now += 7
+        heart.close(BeatState.STOPPED)
+        clock.now += 100
+        heart.beat()
+        assert beat_of(store).device_seconds == 7.0
+
+    def test_it_goes_on_from_its_predecessors_figures(self, store: FaultyStore, clock: Clock) -> None:
+        first = Heart(store, RUN, worker="1-0", worker_id="first", stage="explore", clock=clock)
+        first.begin(TRIAL)
+        first.phase("build")
+        clock.now += 7
+        first.finished(Outcome.FEASIBLE, cached=True)
+        first.begin("001-00001")
+        first.phase("build")
+        clock.now += 2
+        first.beat()  # and is killed
+        mark_dead(store, RUN, "1-0", cause="unexplained")
+
+        with Heart(store, RUN, worker="1-0", worker_id="second", stage="explore", clock=clock) as second:
+            beat = beat_of(store)
+            assert (beat.worker_id, beat.state, beat.sequence) == ("second", BeatState.RUNNING, 1)
+            assert (beat.done, beat.outcomes, beat.cached, beat.device_seconds) == (1, {"feasible": 1}, 1, 9.0)
+            second.finished(Outcome.FEASIBLE)
+            second.finished(Outcome.CRASHED)
+        beat = beat_of(store)
+        assert (beat.done, beat.outcomes, beat.cached, beat.device_seconds) == (3, {"feasible": 2, "crashed": 1}, 1, 9.0)
+
+    def test_a_beat_of_an_older_version_has_figures_to_go_on_from(self, store: FaultyStore) -> None:
+        old = {"kind": "Beat", "schemaVersion": 1, "worker": "1-0", "workerId": "w", "sequence": 9, "stage": "explore"}
+        old |= {"done": 4, "deviceSeconds": 2.5, "at": "then"}
+        store.put(layout.beat(RUN, "1-0"), json.dumps(old).encode())
+        with Heart(store, RUN, worker="1-0", worker_id="new", stage="explore"):
+            beat = beat_of(store)
+        assert (beat.done, beat.outcomes, beat.cached, beat.device_seconds) == (4, {}, 0, 2.5)
+
+    @pytest.mark.parametrize(
+        "poison",
+        [
+            b"\0",
+            b"{" + b" " * (1 << 20) + b"}",
+            b'{"schemaVersion": 2}',
+            json.dumps(BEAT | {"deviceSeconds": -1.0}).encode(),
+            json.dumps(BEAT | {"outcomes": {"feasible": -1}}).encode(),
+            json.dumps(BEAT | {"outcomes": {str(n): 1 for n in range(99)}}).encode(),
+        ],
+        ids=["garbage", "huge", "newer", "negative time", "negative count", "many outcomes"],
+    )
+    def test_a_beat_that_cannot_be_used_costs_its_figures_only(self, store: FaultyStore, poison: bytes) -> None:
+        store.put(layout.beat(RUN, "1-0"), poison)
+        with Heart(store, RUN, worker="1-0", worker_id="w", stage="explore"):
+            beat = beat_of(store)
+        assert (beat.done, beat.outcomes, beat.cached, beat.device_seconds) == (0, {}, 0, 0.0)
 
     def test_it_survives_an_outage(self, store: FaultyStore) -> None:
         heart = Heart(store, RUN, worker="1-0", worker_id="w", stage="explore", interval=0.02)

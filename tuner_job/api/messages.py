@@ -232,6 +232,14 @@ class PlannedTrial(Model):
     """0 for the first build of the candidate in this run, k for its k-th rebuild."""
 
 
+class PlanLeader(Model):
+    """The best feasible trial so far."""
+
+    candidate: Candidate
+    gain: float
+    """Relative gain over the baseline on the explore data (optimistic for the best; never published)."""
+
+
 class PlanRecord(Record):
     """`runs/<run>/rounds/<n>/plan.json`: the exact trials of a round, or the pick for the final."""
 
@@ -247,6 +255,8 @@ class PlanRecord(Record):
     """Of the final: the one candidate to prove; None when nothing beat the baseline on the explore data."""
     pick_gain: float | None = None
     """Relative gain of the pick on the data that chose it (optimistic; never published)."""
+    leader: PlanLeader | None = None
+    """Over all sealed rounds; None when nothing that is feasible could be timed yet."""
     reason: str
     """Why this round, or why exploring ended."""
 
@@ -297,9 +307,16 @@ class BeatRecord(Record):
     """The trial in hand."""
     phase: str = ""
     done: int = 0
-    """Trials that this worker finished."""
-    device_seconds: float = 0.0
-    """Device time that this worker used so far, killed trials included."""
+    """Trials whose result this worker name wrote. Like the three below it goes on from a predecessor of the same name, and never
+    falls."""
+    outcomes: dict[Annotated[str, Field(max_length=32)], Annotated[int, Field(ge=0, le=10**9)]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """The same by outcome; discover and the final are feasible ones."""
+    cached: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """How many of them came from the ledger."""
+    device_seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    """Device time that this worker name used so far: killed trials included, and that of the trial in hand."""
     at: str
 
 
@@ -323,6 +340,7 @@ class StopRecord(Record):
     kind: Literal["Stop"] = "Stop"
     attempt: int
     reason: str
+    """A campaign.stop.StopReason; any other word stops like `Suspended`."""
 
 
 class Control(Model):

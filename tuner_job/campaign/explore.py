@@ -18,6 +18,9 @@ from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import create_record, read_record
 from tuner_job.store.tries import Claim, Claims, Done
 
+OUT_OF_TIME = "the deadline for exploring has passed"
+OUT_OF_BUDGET = "the budget of device time is used up"
+
 
 class _Pass(Enum):
     """What one look at all trials of a round came to."""
@@ -40,7 +43,7 @@ class Explorer:
         heart: Heart,
         *,
         index: int,
-        check_stop: Callable[[], None],
+        check_stop: Callable[[], bool],
         wait: Wait,
         deadline_seconds: float = 0.0,
         poll_seconds: float = 2.0,
@@ -63,21 +66,24 @@ class Explorer:
     def run(self) -> None:
         """Until a plan for the final exists. Raises Stopped from `check_stop` or a trial."""
         while True:
-            self._check_stop()
+            budget_used = self._check_stop()
             plan = self._reader.plans()[-1]
             if plan.stage == "final":
                 return
             self._first_seen.setdefault(plan.round, self._clock())
-            out_of_time = self._deadline is not None and self._clock() >= self._deadline
+            over = OUT_OF_BUDGET if budget_used else OUT_OF_TIME if self._out_of_time() else ""
             late = self._clock() - self._first_seen[plan.round] >= self._round_limit()
-            if out_of_time or late:
-                self._fold(plan, out_of_time=out_of_time)
+            if over or late:
+                self._fold(plan, over)
                 continue
             match self._run_one(plan):
                 case _Pass.COMPLETE:
-                    self._fold(plan, out_of_time=False)
+                    self._fold(plan)
                 case _Pass.WAITING:
                     self._wait(self._poll)
+
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and self._clock() >= self._deadline
 
     def _round_limit(self) -> float:
         search = self._reader.run.inputs.search
@@ -97,15 +103,19 @@ class Explorer:
     def _record(self, planned: PlannedTrial, claim: Claim) -> None:
         """Run the trial and store its result before anything else is begun. A result that came first stands."""
         result = self._runner.run(planned, claim, self._baseline)
-        patiently(lambda: create_record(self._store, layout.result(result.run, result.trial), result), self._wait)
-        self._heart.finished(result.seconds.get("total", 0.0) + result.seconds.get("controls", 0.0))
+        created = patiently(lambda: create_record(self._store, layout.result(result.run, result.trial), result), self._wait)
+        self._heart.finished(
+            result.outcome if created else None,
+            cached=result.cached,
+            device_seconds=result.seconds.get("total", 0.0) + result.seconds.get("controls", 0.0),
+        )
 
-    def _fold(self, plan: PlanRecord, *, out_of_time: bool) -> None:
+    def _fold(self, plan: PlanRecord, over: str = "") -> None:
         """Seal the round and write the next plan. Losing either race is harmless: the winner's record is read back."""
         run = self._reader.run
         key = layout.seal(run.run, plan.round)
         create_record(self._store, key, rounds.seal(run, plan, self._reader.digests(plan)))
         if read_record(self._store, key, SealRecord) is None:
             return
-        following = rounds.next_plan(self._reader.fold(), out_of_time=out_of_time)
+        following = rounds.next_plan(self._reader.fold(), over=over)
         create_record(self._store, layout.plan(run.run, following.round), following)

@@ -16,15 +16,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tuner_job.api.base import InputError, TrtfleetError
-from tuner_job.api.messages import BeatState, StopRecord, VerdictRecord
+from tuner_job.api.messages import BeatState, VerdictRecord
 from tuner_job.campaign.exits import WorkerExit
 from tuner_job.campaign.processes import id_of, is_gone
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stages import StageConvicted, WrongDevice
 from tuner_job.campaign.worker import MEMORY_SHARE, STORE_OPTIONS, Stage
-from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
-from tuner_job.store.records import create_record
 from tuner_job.store.tries import mark_dead
 
 STOP_PATIENCE = 30.0
@@ -168,7 +166,7 @@ class LocalExecutor:
     def _ended(self, process: _Process) -> _Process | None:
         """Judge a worker's end; returns its successor if one must be started."""
         code = process.popen.returncode
-        if code in (WorkerExit.NOTHING_LEFT, WorkerExit.STOPPED):
+        if code in (WorkerExit.NOTHING_LEFT, WorkerExit.STOPPED, WorkerExit.INTERRUPTED):
             return None
         if code in (WorkerExit.BAD_INPUT, WorkerExit.WRONG_DEVICE, WorkerExit.STORE_UNUSABLE):
             raise _reported(process)
@@ -227,11 +225,6 @@ def _is_dying(worker_id: str) -> bool:
     while (gone := is_gone(worker_id)) is False and time.monotonic() < give_up:
         time.sleep(0.02)
     return gone is True
-
-
-def stop_marker(store: ObjectStore, run: str, attempt: int, reason: str) -> None:
-    """Tell all workers of an attempt to stop before their next trial."""
-    create_record(store, layout.stop(run, attempt), StopRecord(attempt=attempt, reason=reason))
 
 
 def _reported(process: _Process) -> TrtfleetError:

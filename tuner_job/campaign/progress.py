@@ -6,23 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner_job.api.measurement import Candidate
-from tuner_job.api.messages import ResultRecord
 from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.leaders import Leader, leaders
 from tuner_job.campaign.reader import RunReader
-from tuner_job.measure.controls import scores
-from tuner_job.measure.summary import gain
-
-
-@dataclass(frozen=True)
-class Leader:
-    """An explored candidate and its relative gain over the baseline, as far as explore can tell (optimistic for the best)."""
-
-    trial: str
-    candidate: Candidate
-    gain: float
-    sd: float
-    """Standard deviation of the log ratio behind the gain."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +46,8 @@ def progress(reader: RunReader) -> Progress:
         planned=len(trials),
         outcomes=Counter(result.outcome for result in results),
         cached=sum(result.cached for result in results),
-        leaders=leaders(reader, results),
+        leaders=leaders(results, discovery, reader.run.inputs.measure.metric) if discovery else (),
         trial_seconds=estimate,
         max_trials=reader.run.inputs.search.max_trials,
         exploring=not plans or plans[-1].stage == "explore",
     )
-
-
-def leaders(reader: RunReader, results: list[ResultRecord]) -> tuple[Leader, ...]:
-    """Feasible results, best first."""
-    discovery = reader.discovery()
-    if discovery is None:
-        return ()
-    metric = reader.run.inputs.measure.metric
-    by_trial = scores(results, discovery, metric)
-    found = [
-        Leader(result.trial, result.candidate, gain(by_trial[result.trial].log_ratio, metric), by_trial[result.trial].sd)
-        for result in results
-        if result.outcome is Outcome.FEASIBLE and result.trial in by_trial
-    ]
-    return tuple(sorted(found, key=lambda leader: -leader.gain))

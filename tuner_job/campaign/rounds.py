@@ -12,6 +12,7 @@ from tuner_job.api.messages import (
     DISCOVER,
     AccuracyInput,
     DiscoveryRecord,
+    PlanLeader,
     PlannedTrial,
     PlanRecord,
     ResultRecord,
@@ -21,6 +22,7 @@ from tuner_job.api.messages import (
     trial_id,
 )
 from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.leaders import leaders
 from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
 from tuner_job.measure.summary import NoUsableSession, TooFewSamples
@@ -72,7 +74,7 @@ def space_of(inputs: RunInputs, knob_text: str) -> Space:
 
 def first_plan(run: RunRecord, discovery: DiscoveryRecord) -> PlanRecord:
     """Round 1."""
-    return next_plan(Fold(run, discovery, (), (), {}), out_of_time=False)
+    return next_plan(Fold(run, discovery, (), (), {}))
 
 
 def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRecord:
@@ -87,18 +89,20 @@ def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRe
     )
 
 
-def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
+def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
     """The plan of the round after the last sealed one: more trials, or the pick for the final.
 
+    `over` says why exploring ends now, whatever the strategy has in mind; empty: it does not.
     Trials that were carried over come first, under their old names. Raises InputError for a `startWith` that is no route, and for
     a budget that ends before the first trial.
     """
     number = len(fold.plans) + 1
     space = space_of(fold.run.inputs, fold.discovery.knobs)
+    leader = _leader(fold)
     carried = _carried(fold)
-    answer = Done("the deadline for exploring has passed") if out_of_time else _proposals(fold, space, carried)
+    answer = Done(over) if over else _proposals(fold, space, carried)
     proposals = () if isinstance(answer, Done) else answer
-    if proposals or (carried and not out_of_time):
+    if proposals or (carried and not over):
         fresh = tuple(
             PlannedTrial(
                 trial=trial_id(number, index),
@@ -110,7 +114,7 @@ def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
             for index, proposal in enumerate(proposals)
         )
         reason = f"{len(fresh)} new trials" + (f", {len(carried)} carried over" if carried else "")
-        return PlanRecord(run=fold.run.run, round=number, stage="explore", trials=carried + fresh, reason=reason)
+        return PlanRecord(run=fold.run.run, round=number, stage="explore", trials=carried + fresh, leader=leader, reason=reason)
     chosen = pick(observations(fold, final_gate=True), space, fold.discovery.build_sd)
     return PlanRecord(
         run=fold.run.run,
@@ -118,8 +122,17 @@ def next_plan(fold: Fold, *, out_of_time: bool) -> PlanRecord:
         stage="final",
         pick=chosen.candidate if chosen else None,
         pick_gain=chosen.gain if chosen else None,
+        leader=leader,
         reason=answer.reason if isinstance(answer, Done) else "",
     )
+
+
+def _leader(fold: Fold) -> PlanLeader | None:
+    try:
+        best = leaders(fold.folded, fold.discovery, fold.run.inputs.measure.metric)[:1]
+    except NoUsableSession:  # nothing to compare with yet; the search says so where it needs it
+        return None
+    return PlanLeader(candidate=best[0].candidate, gain=best[0].gain) if best else None
 
 
 def _proposals(fold: Fold, space: Space, carried: Sequence[PlannedTrial]) -> tuple[Proposal, ...] | Done:
@@ -129,7 +142,7 @@ def _proposals(fold: Fold, space: Space, carried: Sequence[PlannedTrial]) -> tup
         raise InputError(
             f"budget.gpuSeconds: {fold.run.inputs.search.device_seconds:g} leaves nothing to explore with: a trial takes about "
             f"{seconds:.3g} s, discover has used {device_seconds((), fold.discovery):.3g} s and the final needs "
-            f"{FINAL_BUILDS * seconds:.3g} s",
+            f"{reserved_seconds(fold.run.inputs, fold.discovery):.3g} s",
             reason="BudgetExhausted",
         )
     if budget.left == 0:
@@ -204,6 +217,15 @@ def device_seconds(results: Sequence[ResultRecord], discovery: DiscoveryRecord) 
     return spent
 
 
+def reserved_seconds(inputs: RunInputs, discovery: DiscoveryRecord) -> float:
+    """Device seconds that a budget keeps back for the final; 0 without a budget."""
+    return FINAL_BUILDS * _per_trial(discovery) if inputs.search.device_seconds > 0 else 0.0
+
+
+def _per_trial(discovery: DiscoveryRecord) -> float:
+    return max(discovery.trial_seconds, 1e-3)
+
+
 def strategy_of(inputs: RunInputs) -> Strategy:
     """The run's strategy. Raises InputError for an unknown one or a wrong option."""
     options = dict(inputs.search.options)
@@ -224,8 +246,8 @@ def _budget(fold: Fold) -> Budget:
     planned = len({trial.trial for plan in fold.plans for trial in plan.trials})
     trials = search.max_trials
     if search.device_seconds > 0:
-        per_trial = max(fold.discovery.trial_seconds, 1e-3)
-        reserved = FINAL_BUILDS * per_trial
+        per_trial = _per_trial(fold.discovery)
+        reserved = reserved_seconds(fold.run.inputs, fold.discovery)
         carried = planned - len(fold.folded)
         left = search.device_seconds - reserved - device_seconds(fold.folded, fold.discovery) - carried * per_trial
         trials = min(trials, planned + max(0, int(left / per_trial)))

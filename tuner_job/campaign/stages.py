@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tuner_job.api.base import TrtfleetError
 from tuner_job.api.measurement import BASELINE
 from tuner_job.api.messages import DISCOVER, FINAL, DiscoveryRecord, PlanRecord
+from tuner_job.api.outcome import Outcome
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.discover import describe, discover, require_runtime
@@ -18,7 +19,7 @@ from tuner_job.campaign.final import Final
 from tuner_job.campaign.patience import Wait, patiently
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
-from tuner_job.campaign.workspace import Workspace
+from tuner_job.campaign.workspace import Stopped, Workspace
 from tuner_job.store import layout
 from tuner_job.store.beats import Heart
 from tuner_job.store.ledger import Ledger
@@ -52,8 +53,8 @@ class Post:
     heart: Heart
     claims: Claims
     index: int
-    check_stop: Callable[[], None]
-    """Raises Stopped when the worker was told to stop."""
+    check_stop: Callable[[], bool]
+    """Raises Stopped when the worker was told to stop; True when only exploring is to end."""
     wait: Wait
     deadline_seconds: float
     poll_seconds: float
@@ -69,12 +70,16 @@ def _discover(post: Post) -> None:
     if not _take_alone(post, DISCOVER, lambda: post.reader.discovery() is not None):
         return
     probe(post.space.store)
+    created = False
     if post.reader.discovery() is None:
         found = discover(post.space)
-        patiently(lambda: create_record(post.space.store, layout.discovery(run.run), found), post.wait)
+        created = patiently(lambda: create_record(post.space.store, layout.discovery(run.run), found), post.wait)
     discovery = _discovery(post)
     create_record(post.space.store, layout.plan(run.run, 1), rounds.first_plan(run, discovery))
-    post.heart.finished(sum(build.seconds for build in discovery.pilot))
+    post.heart.finished(
+        Outcome.FEASIBLE if created else None,
+        device_seconds=sum(build.seconds for build in discovery.pilot) if created else None,
+    )
 
 
 def _explore(post: Post) -> None:
@@ -103,8 +108,8 @@ def _final(post: Post) -> None:
     if not _take_alone(post, FINAL, lambda: post.reader.verdict() is not None):
         return
     verdict = Final(post.space, _prepared(post), post.reader.fold(), plan, post.heart.phase, post.wait).verdict()
-    patiently(lambda: create_record(post.space.store, layout.verdict(verdict.run), verdict), post.wait)
-    post.heart.finished(verdict.seconds)
+    created = patiently(lambda: create_record(post.space.store, layout.verdict(verdict.run), verdict), post.wait)
+    post.heart.finished(Outcome.FEASIBLE if created else None, device_seconds=verdict.seconds)
 
 
 def run_ignores_ledger(reader: RunReader) -> bool:
@@ -116,7 +121,8 @@ def run_ignores_ledger(reader: RunReader) -> bool:
 def _take_alone(post: Post, trial: str, is_done: Callable[[], bool]) -> bool:
     """Claim a stage that is one trial; waits while another worker has it. False: it is done. Raises StageConvicted."""
     while True:
-        post.check_stop()
+        if post.check_stop():
+            raise Stopped
         if is_done():
             return trial == DISCOVER and not post.reader.plans()
         claim = post.claims.claim(trial, BASELINE)

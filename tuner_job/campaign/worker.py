@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -17,21 +16,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-import psutil
-
 from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.child import Limits, Phase
-from tuner_job.api.messages import BeatState, RunInputs, StopRecord
+from tuner_job.api.messages import BeatState, RunInputs
 from tuner_job.campaign.exits import WorkerExit
-from tuner_job.campaign.processes import die_with_parent, own_id
+from tuner_job.campaign.processes import close_to_others, die_with_parent, own_id
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stages import Post, StageConvicted, WrongDevice, run_stage
+from tuner_job.campaign.stop import StopReason, stop_reason
 from tuner_job.campaign.workspace import ScratchFull, Stopped, Workspace
-from tuner_job.store import layout
 from tuner_job.store.models import RemoteModels
 from tuner_job.store.objects import ObjectStore, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
-from tuner_job.store.records import read_record
 from tuner_job.store.tries import Claims, Heart
+from tuner_job.trial.cgroup import memory_limit
 from tuner_job.trial.scratch import Scratch
 from tuner_job.trial.supervisor import Supervisor
 
@@ -63,6 +60,7 @@ class WorkerArguments:
     index: int
     scratch: Path
     end_message: Path
+    worker_id: str
     parent: int
     deadline_seconds: float
     memory_share: float
@@ -84,18 +82,21 @@ def parse(argv: Sequence[str] | None) -> WorkerArguments:
     parser.add_argument("--index", type=int, default=int(os.environ.get("JOB_COMPLETION_INDEX", "0")))
     parser.add_argument("--scratch", type=Path, required=True, help="folder for scratch files; swept of dead workers' at start")
     parser.add_argument("--end-message", type=Path, default=Path("/dev/termination-log"), help="file for the reason of the end")
+    parser.add_argument("--worker-id", default="", help="names this process in beats and claims: a pod's uid; made up if empty")
     parser.add_argument("--parent", type=int, default=0, help="process id to die with; 0 for none")
     parser.add_argument("--deadline-seconds", type=float, default=0.0, help="stop exploring after so long; 0 for never")
     parser.add_argument("--memory-share", type=float, default=MEMORY_SHARE, help="part of the memory that a child may use")
     parser.add_argument("--poll-seconds", type=float, default=2.0, help=argparse.SUPPRESS)
     parser.add_argument("--beat-seconds", type=float, default=15.0, help=argparse.SUPPRESS)
     parser.add_argument("--stale-seconds", type=float, default=120.0, help=argparse.SUPPRESS)
-    return WorkerArguments(**vars(parser.parse_args(argv)))
+    told = vars(parser.parse_args(argv))
+    return WorkerArguments(**{**told, "worker_id": told["worker_id"] or own_id()})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the stage; returns a WorkerExit and leaves its reason in the end message."""
     arguments = parse(argv)
+    close_to_others()
     if arguments.parent:
         die_with_parent(arguments.parent)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
@@ -110,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _work(arguments, stop)
     except Stopped:
+        if stop.is_set():
+            return _end(arguments, WorkerExit.INTERRUPTED, "Interrupted", "told to end by a signal")
         return _end(arguments, WorkerExit.STOPPED, "Stopped", "told to stop")
     except WrongDevice as error:
         return _end(arguments, WorkerExit.WRONG_DEVICE, error.reason, str(error))
@@ -130,16 +133,18 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
     reader = RunReader(store, arguments.run)
     run = reader.run
 
-    def check_stop() -> None:
-        if stop.is_set() or read_record(store, layout.stop(arguments.run, arguments.attempt), StopRecord) is not None:
+    def check_stop() -> bool:
+        reason = StopReason.SUSPENDED if stop.is_set() else stop_reason(store, arguments.run, arguments.attempt)
+        if reason not in (None, StopReason.BUDGET_EXHAUSTED):
             raise Stopped
+        return reason is StopReason.BUDGET_EXHAUSTED
 
     supervisor = Supervisor(arguments.scratch, warm=True)  # sweeps what dead workers left
     heart = Heart(
         store,
         arguments.run,
         worker=arguments.name,
-        worker_id=own_id(),
+        worker_id=arguments.worker_id,
         stage=arguments.stage,
         interval=arguments.beat_seconds,
     )
@@ -198,18 +203,9 @@ def limits(inputs: RunInputs, free_bytes: int | None = None, memory_share: float
     )
 
 
-def memory_limit() -> int:
-    """Bytes that this worker may use: the machine's, or its container's if that is less."""
-    total = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(path).read_text()))
-    return total
-
-
 def _end(arguments: WorkerArguments, code: WorkerExit, reason: str, message: str) -> int:
     """Leave the reason where the starter looks for it."""
-    log.log(logging.INFO if code is WorkerExit.STOPPED else logging.ERROR, "%s: %s", reason, message)
+    log.log(logging.INFO if code in (WorkerExit.STOPPED, WorkerExit.INTERRUPTED) else logging.ERROR, "%s: %s", reason, message)
     text = end_text(reason, message)
     try:
         arguments.end_message.write_text(text)

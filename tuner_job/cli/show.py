@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner_job.api.messages import ResultRecord, VerdictRecord
-from tuner_job.campaign.progress import Leader, Progress
+from tuner_job.campaign.leaders import Leader
+from tuner_job.campaign.progress import Progress
 from tuner_job.report.words import candidate_text, failures, interval_text, latency_text
 
 SHOWN_LEADERS = 5

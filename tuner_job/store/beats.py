@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
-from tuner_job.api.base import TrtfleetError
+from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.messages import BeatRecord, BeatState, EndRecord, PreviousEnd, TryRecord
+from tuner_job.api.outcome import Outcome
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import create_record, find_record, put_record, read_record, timestamp
@@ -25,6 +28,10 @@ class Heart:
     """Overwrites the beat of this worker, every `interval` seconds and when its trial or phase changes, in a thread of its own.
 
     A store that fails meanwhile is only noted in `problem`: the trial in hand goes on, and the next beat may succeed.
+
+    Its counts go on from the last beat of the same worker name (a pod that replaces another), so that beats add up to what the
+    run has used and found. The trial in hand counts device time from its first phase on.
+
     As a context manager it starts on entry. On exit it ends, unless closed before: DONE; stopped on SystemExit and
     KeyboardInterrupt; explained on a TrtfleetError; unexplained on any other exception, since the trial in hand may be to blame.
     """
@@ -38,7 +45,9 @@ class Heart:
         worker_id: str,
         stage: Literal["discover", "explore", "final"],
         interval: float = BEAT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is monotonic seconds."""
         self.worker = worker
         self.worker_id = worker_id
         self.problem: TrtfleetError | None = None
@@ -46,7 +55,12 @@ class Heart:
         self._store = store
         self._run = run
         self._interval = interval
+        self._clock = clock
         self._beat = BeatRecord(worker=worker, worker_id=worker_id, sequence=0, stage=stage, at=timestamp())
+        self._settled = 0.0
+        """Device seconds without the trial in hand."""
+        self._began: float | None = None
+        """When the trial in hand first used the device."""
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._wake = threading.Event()
@@ -55,23 +69,39 @@ class Heart:
 
     def start(self) -> None:
         """Write the first beat, then go on in the background. Raises what the store raises: claim nothing without a beat."""
+        self._inherit()
         self.beat()
         self._thread = threading.Thread(target=self._loop, name=f"heart-{self.worker}", daemon=True)
         self._thread.start()
 
     def begin(self, trial: str) -> None:
         """The trial in hand, until the next `begin` or `finished`. Claims calls it."""
+        with self._lock:
+            if trial != self._beat.trial:  # another try of the same one goes on
+                self._settle(self._in_hand())
         self._change(trial=trial, phase="")
 
     def phase(self, name: str) -> None:
         """What the trial in hand is at."""
+        with self._lock:
+            if self._began is None and self._beat.trial:
+                self._began = self._clock()
         self._change(phase=str(name))
 
-    def finished(self, device_seconds: float = 0.0) -> None:
-        """The trial in hand has its result; it used so much device time."""
+    def finished(self, outcome: Outcome | None, *, cached: bool = False, device_seconds: float | None = None) -> None:
+        """The trial in hand is over, or, with none in hand, one that others left was given its result.
+
+        `outcome` is what this worker has written, None when it has written nothing: another result was first, and its writer
+        counts it. Without `device_seconds` the time in hand is taken.
+        """
         with self._lock:
-            done, seconds = self._beat.done + 1, self._beat.device_seconds + device_seconds
-        self._change(trial="", phase="", done=done, device_seconds=seconds)
+            self._settle(self._in_hand() if device_seconds is None else device_seconds)
+            beat = self._beat
+            counts: dict[str, object] = {}
+            if outcome is not None:
+                outcomes = {**beat.outcomes, outcome.value: beat.outcomes.get(outcome.value, 0) + 1}
+                counts = {"done": beat.done + 1, "outcomes": outcomes, "cached": beat.cached + cached}
+        self._change(trial="", phase="", **counts)
 
     def close(self, state: BeatState = BeatState.DONE, *, cause: Cause | None = None, detail: str = "") -> None:
         """Stop the thread and say how this worker ends; `stopped` is the cause of STOPPED. Again: no effect.
@@ -86,6 +116,7 @@ class Heart:
             self._thread.join()
         cause = cause or ("stopped" if state is BeatState.STOPPED else None)
         with self._lock:
+            self._settle(self._in_hand())
             self._beat = self._beat.model_copy(
                 update={"state": state, "cause": cause or "", "detail": detail[:_DETAIL_LENGTH], "phase": ""}
             )
@@ -100,7 +131,11 @@ class Heart:
         """Write the beat now. Raises what the store raises."""
         with self._writing:
             with self._lock:
-                self._beat = self._beat.model_copy(update={"sequence": self._beat.sequence + 1, "at": timestamp()})
+                # what was told once stands: a result may say less than the time in hand, which its writing went into as well
+                used = max(self._beat.device_seconds, self._settled + self._in_hand())
+                self._beat = self._beat.model_copy(
+                    update={"sequence": self._beat.sequence + 1, "device_seconds": used, "at": timestamp()}
+                )
                 record = self._beat
             put_record(self._store, layout.beat(self._run, self.worker), record)
 
@@ -117,6 +152,24 @@ class Heart:
             self.close(BeatState.DEAD, cause="unexplained", detail=f"{type(error).__name__}: {error}")
         else:
             self.close(BeatState.STOPPED, detail=type(error).__name__)
+
+    def _inherit(self) -> None:
+        """Go on from the last beat of this name. One that cannot be used costs its counts, never the start."""
+        try:
+            last = read_record(self._store, layout.beat(self._run, self.worker), BeatRecord)
+        except InputError:
+            return
+        if last is not None:
+            with self._lock:
+                self._settled = last.device_seconds
+                kept = {name: getattr(last, name) for name in ("done", "outcomes", "cached", "device_seconds")}
+                self._beat = self._beat.model_copy(update=kept)
+
+    def _in_hand(self) -> float:
+        return 0.0 if self._began is None else max(0.0, self._clock() - self._began)
+
+    def _settle(self, seconds: float) -> None:
+        self._settled, self._began = self._settled + seconds, None
 
     def _change(self, **fields: object) -> None:
         with self._lock:

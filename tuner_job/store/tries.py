@@ -184,7 +184,8 @@ class Claims:
             worker_id=self._heart.worker_id,
             finished_at=timestamp(),
         )
-        create_record(self._store, layout.result(self._run, trial), result)
+        if create_record(self._store, layout.result(self._run, trial), result):
+            self._heart.finished(outcome)
 
 
 def convicts(ends: Sequence[PreviousEnd]) -> Outcome | None:

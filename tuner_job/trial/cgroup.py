@@ -12,6 +12,8 @@ import os
 import time
 from pathlib import Path
 
+import psutil
+
 from tuner_job.api.child import Limits
 
 
@@ -71,6 +73,18 @@ def create(name: str, limits: Limits, pid: int) -> Path | None:
     if limits.processes is not None:
         _set(group / "pids.max", str(limits.processes + 1))  # one over the limit is what the watchdog sees and names
     return group
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's if that is less.
+
+    Below `root` a container sees its own group (version 2), or its own one of each controller (version 1).
+    """
+    least = int(psutil.virtual_memory().total)
+    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max", or not there
+            least = min(least, int(path.read_text()))
+    return least
 
 
 def _set(path: Path, value: str) -> None:
