@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
@@ -80,6 +81,8 @@ class Answers:
     body: bytes = b""
     put_status: int | None = None
     """Of PUT, if it differs."""
+    heard: list[dict[str, str]] = field(default_factory=list)
+    """Headers of every request, names in lower case."""
 
     @property
     def options(self) -> dict[str, str]:
@@ -87,13 +90,14 @@ class Answers:
 
 
 @contextmanager
-def answering() -> Iterator[Answers]:
-    """An HTTP server on loopback that gives the same answer to everything."""
+def answering(certificate: Path | None = None) -> Iterator[Answers]:
+    """A server on loopback that gives the same answer to everything; by TLS with a PEM file of certificate and key."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
+            answers.heard.append({name.lower(): value for name, value in self.headers.items()})
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status = answers.put_status if self.command == "PUT" and answers.put_status else answers.status
             body = b"" if status == 304 else answers.body
@@ -111,7 +115,11 @@ def answering() -> Iterator[Answers]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    answers = Answers(f"http://127.0.0.1:{server.server_address[1]}")
+    answers = Answers(f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}")
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

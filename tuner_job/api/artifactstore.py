@@ -80,7 +80,7 @@ class ArtifactStoreSpec(Spec):
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of `store.open`. The CA bundle is not among them: the caller writes it to a file and adds `caFile`."""
+        """Options of `store.open`. The CA bundle is not among them: the caller adds it as `caPem`."""
         anonymous = self.credentials is not None and self.credentials.type == "Anonymous"
         chosen = {
             "endpoint": self.endpoint,

@@ -135,7 +135,7 @@ class JobFile:
             declared = self.documents.store_of(self.job)
         except InputError as error:
             raise InputError(f"{error}; `{LOCAL}` is a folder below --folder and needs no document") from None
-        return _declared(declared, folder)
+        return _declared(declared)
 
 
 def open_place(url: str) -> Place:
@@ -169,13 +169,10 @@ def installed(family: str) -> str | None:
     return None
 
 
-def _declared(store: ArtifactStore, folder: Path) -> Place:
+def _declared(store: ArtifactStore) -> Place:
     options = dict(store.spec.options)
     if store.spec.ca_bundle:
-        path = folder / f"{store.name}-ca.pem"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(store.spec.ca_bundle)
-        options["caFile"] = str(path)
+        options["caPem"] = store.spec.ca_bundle
     return Place(ObjectStore.open(store.spec.url, options), options)
 
 

@@ -27,10 +27,10 @@ _RETRIES = 4
 _OPTIONS = {
     "memory": frozenset[str](),
     "s3": frozenset({"region", "pathStyle", "accessKeyId", "secretAccessKey", "sessionToken"}),
-    "gs": frozenset({"serviceAccountFile"}),
+    "gs": frozenset({"serviceAccountFile", "serviceAccountKey"}),
     "az": frozenset({"accountKey"}),
 }
-_COMMON = frozenset({"endpoint", "allowHttp", "caFile", "anonymous", "timeoutSeconds", "multipart"})
+_COMMON = frozenset({"endpoint", "allowHttp", "caFile", "caPem", "anonymous", "timeoutSeconds", "multipart"})
 
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
@@ -68,7 +68,7 @@ def open_remote(url: str, options: dict[str, str]) -> ObjectStore:
         if kind == "s3":
             inner = S3Store(root, config=_s3(url, options, endpoint, anonymous), client_options=client, retry_config=retry)
         elif kind == "gs":
-            inner = GCSStore(root, config=_gs(options, anonymous), client_options=client, retry_config=retry)
+            inner = GCSStore(root, config=_gs(url, options, anonymous), client_options=client, retry_config=retry)
         else:
             container, _, path = path.partition("/")
             if not container:
@@ -110,12 +110,15 @@ _S3_CREDENTIALS = (
 )
 
 
-def _gs(options: dict[str, str], anonymous: bool) -> GCSConfig:
+def _gs(url: str, options: dict[str, str], anonymous: bool) -> GCSConfig:
+    _either(url, options, "serviceAccountFile", "serviceAccountKey")
     config: GCSConfig = {"skip_signature": True} if anonymous else {}
     if "endpoint" in options:
         config["base_url"] = options["endpoint"]
     if "serviceAccountFile" in options:
         config["service_account"] = options["serviceAccountFile"]
+    if "serviceAccountKey" in options:
+        config["service_account_key"] = options["serviceAccountKey"]
     return config
 
 
@@ -137,12 +140,20 @@ def _client(url: str, options: dict[str, str], endpoint: str, timeout: float) ->
         "allow_http": _http_allowed(url, options, endpoint),
         "user_agent": "trtfleet",
     }
+    _either(url, options, "caFile", "caPem")
+    if "caPem" in options:
+        client["root_certificate"] = options["caPem"].encode()
     if "caFile" in options:
         try:
             client["root_certificate"] = Path(options["caFile"]).read_bytes()
         except OSError as error:
             raise InputError(f"store {url}: option caFile: cannot read {options['caFile']}: {error.strerror}") from None
     return client
+
+
+def _either(url: str, options: dict[str, str], one: str, other: str) -> None:
+    if one in options and other in options:
+        raise InputError(f"store {url}: options {one} and {other} say the same; give one of them")
 
 
 def _http_allowed(url: str, options: dict[str, str], endpoint: str) -> bool:

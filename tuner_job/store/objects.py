@@ -105,8 +105,9 @@ class ObjectStore(ABC):
 
         Options of the remote ones, each a string; what is not given comes from the provider's usual environment variables:
         `endpoint` (https://host:port; http only on loopback, or with `allowHttp`=true), `region`, `pathStyle` (true),
-        `caFile`, `accessKeyId`, `secretAccessKey`, `sessionToken`, `accountKey` (az), `serviceAccountFile` (gs),
-        `anonymous` (false), `timeoutSeconds` (30, of one request), `multipart` (true; false for stores without it).
+        `caFile` or `caPem` (PEM text), `accessKeyId`, `secretAccessKey`, `sessionToken`, `accountKey` (az), `serviceAccountFile`
+        or `serviceAccountKey` (gs; its JSON), `anonymous` (false), `timeoutSeconds` (30, of one request), `multipart` (true;
+        false for stores without it).
 
         Raises InputError for a URL or option that is wrong.
         """
