@@ -20,7 +20,7 @@ from onnxruntime_graphs import conv_net, save, value
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.measurement import Candidate
 from tuner_job.backends.onnxruntime import OnnxRuntimeBackend, timers
-from tuner_job.backends.onnxruntime.identity import cpu_model, usable_cores
+from tuner_job.backends.onnxruntime.identity import allowed_cores, cpu_model, usable_cores
 from tuner_job.backends.onnxruntime.knobs import knobs
 
 ONE_THREAD = "-session:intra_op_threads=1 -session:intra_op_spinning=off"
@@ -228,6 +228,30 @@ def test_identity_names_the_cpu_and_what_the_process_may_use(backend):
     assert device == backend.identify()
     assert backend.versions()[backend.name] == ort.__version__
     assert json.loads(backend.knob_list())["tuner_options"]
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 4),
+        ({"cpu.max": "max 100000\n"}, 4),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "5000 100000\n"}, 1),
+        ({"cpu.max": "900000 100000\n"}, 4),
+        ({"cpu.max": "garbage"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "0\n"}, 4),
+    ],
+)
+def test_a_containers_quota_counts_like_cores(tmp_path, monkeypatch, files, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {7, 3, 5, 1})
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == cores
+    assert allowed_cores(tmp_path) == (1, 3, 5, 7)[:cores]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from tuner_job.backends.onnxruntime.knobs import knob_list, knobs, settings_of
-from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings, SessionSettings, session_options
+from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings, SessionSettings, default_threads, session_options
 from tuner_job.backends.protocol import Unsupported
 from tuner_job.routes.knobs import parse_knob_list
 
@@ -42,6 +42,22 @@ def test_the_empty_route_sets_nothing():
     for name in ("graph_optimization_level", "execution_mode", "execution_order", "intra_op_num_threads", "inter_op_num_threads",
                  "enable_mem_pattern", "enable_mem_reuse", "enable_cpu_mem_arena", "use_deterministic_compute"):  # fmt: skip
         assert getattr(ours, name) == getattr(plain, name), name
+
+
+@pytest.mark.parametrize(("cores", "machine", "threads"), [(2, 64, 2), (1, 2, 1), (2, 2, None), (3, 2, None)])
+def test_a_session_has_no_more_threads_than_the_process_has_cores(cores, machine, threads):
+    """ONNX Runtime counts the machine's; only where that is too many does the empty route set a number, and the list says so."""
+    fallback = default_threads(cores, machine)
+    assert fallback == threads
+    options = session_options(LoadSettings(), GraphSettings(), tuple(range(cores)), fallback)
+    assert options.intra_op_num_threads == (threads or 0)
+    assert options.inter_op_num_threads == 0
+    both = session_options(LoadSettings(parallel=True), GraphSettings(), tuple(range(cores)), fallback)
+    assert (both.intra_op_num_threads, both.inter_op_num_threads) == (threads or 0, threads or 0)
+    asked = session_options(LoadSettings(intra_threads=5), GraphSettings(), tuple(range(cores)), fallback)
+    assert asked.intra_op_num_threads == 5
+    same = knob_list(knobs("CPU", cores)) == knob_list(knobs("CPU", cores, fallback))
+    assert same == (threads is None), "results under another default are another identity's"
 
 
 def test_each_listed_default_is_what_onnx_runtime_reports():

@@ -13,15 +13,17 @@ from tuner_job.api.measurement import Candidate, Device
 from tuner_job.backends.onnxruntime import cuda
 from tuner_job.backends.onnxruntime.build import build_engine, external_files
 from tuner_job.backends.onnxruntime.engine import OrtEngine, ReferenceEngine
-from tuner_job.backends.onnxruntime.identity import allowed_cores, identify, usable_cores
+from tuner_job.backends.onnxruntime.identity import allowed_cores, identify
 from tuner_job.backends.onnxruntime.knobs import knob_list, knobs, settings_of
+from tuner_job.backends.onnxruntime.settings import default_threads
 from tuner_job.backends.protocol import Engine, Unsupported
 
 
 class OnnxRuntimeBackend:
     """ONNX Runtime on the CPU provider, or on the CUDA provider of the first visible GPU.
 
-    An engine file is an archive of the optimised model and the session's settings (`archive`). The empty route sets nothing.
+    An engine file is an archive of the optimised model and the session's settings (`archive`). The empty route sets
+    nothing, but for the number of threads where the process has fewer cores than the machine (`settings.default_threads`).
     """
 
     name = "onnxruntime"
@@ -29,7 +31,7 @@ class OnnxRuntimeBackend:
     def __init__(self, device: Literal["CPU", "GPU"]) -> None:
         self._device = device
         self._cores = allowed_cores()
-        self._knobs = knobs(device, usable_cores())
+        self._knobs = knobs(device, len(self._cores), default_threads(len(self._cores)))
         if device == "GPU":
             ort.preload_dlls()  # CUDA and cuDNN from Python packages, where the system has none
 

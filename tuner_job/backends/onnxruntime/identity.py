@@ -11,6 +11,8 @@ from typing import Literal
 from tuner_job.api.measurement import Device
 from tuner_job.backends.onnxruntime import cuda
 
+CGROUPS = Path("/sys/fs/cgroup")
+
 _FEATURES = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
     *("avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16"),
@@ -51,28 +53,28 @@ def cpu_model(cpuinfo: str) -> tuple[str, tuple[str, ...]]:
     return fields.get("model name") or arm, tuple(name for name in _FEATURES if name in present)
 
 
-def allowed_cores() -> tuple[int, ...]:
-    """The CPU numbers that this process may run on."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+def allowed_cores(root: Path = CGROUPS) -> tuple[int, ...]:
+    """The CPU numbers that this process may run on, no more of them than a container's quota gives time for."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    quota = _quota(root)
+    return cores if quota is None else cores[: max(1, math.ceil(quota))]
 
 
-def usable_cores() -> int:
-    """Cores worth of CPU time: the allowed cores, or less where a container's quota says so."""
-    cores = len(allowed_cores())
-    quota = _quota()
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+def usable_cores(root: Path = CGROUPS) -> int:
+    """How many cores the process may use."""
+    return len(allowed_cores(root))
 
 
-def _quota() -> float | None:
-    """CPU quota of the container in cores, from cgroup v2 or v1; None when unlimited or unreadable."""
+def _quota(root: Path) -> float | None:
+    """CPU quota of the container in cores, from cgroup v2 or v1 below `root`; None when unlimited or unreadable."""
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        limit, period = (root / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     try:
-        limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-        period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        limit = (root / "cpu" / "cpu.cfs_quota_us").read_text()
+        period = (root / "cpu" / "cpu.cfs_period_us").read_text()
         return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -189,14 +189,15 @@ def _graph_knobs(device: Literal["CPU", "GPU"]) -> Iterable[Knob]:
         yield Knob(f"-graph:disable:{name}", {"off": None, "on": name}, "off", "disable", name, f"Leave out: {what}.")
 
 
-def _cpu_session_knobs(cores: int) -> Iterable[Knob]:
+def _cpu_session_knobs(cores: int, default_threads: int | None) -> Iterable[Knob]:
+    default = "the number of physical cores, with affinity set" if default_threads is None else str(default_threads)
     yield Knob(
         "-session:intra_op_threads",
         _steps(cores),
         "default",
         "field",
         "intra_threads",
-        "Threads inside one operator; default is the number of physical cores, with affinity set.",
+        f"Threads inside one operator; default is {default}.",
     )
     yield Knob(
         "-session:intra_op_pinned",
@@ -360,9 +361,13 @@ def _cuda_knobs() -> Iterable[Knob]:
     )
 
 
-def knobs(device: Literal["CPU", "GPU"], cores: int) -> tuple[Knob, ...]:
-    """Every knob of a device whose process may use `cores` CPU cores, in the list's order."""
-    own = _cpu_session_knobs(cores) if device == "CPU" else _cuda_knobs()
+def knobs(device: Literal["CPU", "GPU"], cores: int, default_threads: int | None = None) -> tuple[Knob, ...]:
+    """Every knob of a device whose process may use `cores` CPU cores, in the list's order.
+
+    `default_threads` is what a session gets without a route, None for ONNX Runtime's own number. It stands in the list's text, so
+    that results under another default are never taken for the same.
+    """
+    own = _cpu_session_knobs(cores, default_threads) if device == "CPU" else _cuda_knobs()
     return (*own, *_session_knobs(), *_graph_knobs(device))
 
 

@@ -9,7 +9,14 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from tuner_job.api.base import TrtfleetError
-from tuner_job.backends.onnxruntime.settings import CPU_PROVIDER, CUDA_PROVIDER, GraphSettings, LoadSettings, session_options
+from tuner_job.backends.onnxruntime.settings import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    GraphSettings,
+    LoadSettings,
+    default_threads,
+    session_options,
+)
 
 BUILD_ERRORS = (
     ort_errors.EPFail,
@@ -45,7 +52,8 @@ def open_session(
     Runtime raises (BUILD_ERRORS), and TrtfleetError where the CUDA provider is not there: ONNX Runtime would quietly run on
     the CPU.
     """
-    options = session_options(load, graph, cores)
+    threads = default_threads(len(cores)) if device == "CPU" and cores else None
+    options = session_options(load, graph, cores, threads)
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     if device == "CPU":

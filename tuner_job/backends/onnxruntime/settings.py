@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import onnxruntime as ort
+import psutil
 from pydantic import Field
 
 from tuner_job.api.base import Model
@@ -62,11 +63,23 @@ class SessionSettings(Model):
     load: LoadSettings = LoadSettings()
 
 
-def session_options(load: LoadSettings, graph: GraphSettings | None, cores: tuple[int, ...]) -> ort.SessionOptions:
+def default_threads(cores: int, machine: int | None = None) -> int | None:
+    """Intra-op threads of a CPU session for which the route names none, in a process with so many cores.
+
+    None: ONNX Runtime's own default, which is one for each physical core of the machine, whatever a quota or affinity says; 64
+    threads under a quota of 2 spend their time throttled.
+    """
+    machine = machine or psutil.cpu_count(logical=False) or psutil.cpu_count() or cores
+    return cores if cores < machine else None
+
+
+def session_options(
+    load: LoadSettings, graph: GraphSettings | None, cores: tuple[int, ...], fallback_threads: int | None = None
+) -> ort.SessionOptions:
     """Options for a new session.
 
     `graph` None means that the model is optimised already: no optimizer runs. `cores` are the CPU numbers that this
-    process may use, for `pin_threads`.
+    process may use, for `pin_threads`; `fallback_threads` holds where `load` names no number of threads.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors only; warnings of many sessions would fill the captured log
@@ -89,10 +102,12 @@ def session_options(load: LoadSettings, graph: GraphSettings | None, cores: tupl
         threads = min(threads or len(cores), len(cores))
         if threads > 1:
             options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(c + 1) for c in cores[1:threads]))
+    threads = threads or fallback_threads
     if threads is not None:
         options.intra_op_num_threads = threads
-    if load.inter_threads is not None:
-        options.inter_op_num_threads = load.inter_threads
+    inter_threads = load.inter_threads or (fallback_threads if load.parallel else None)
+    if inter_threads is not None:
+        options.inter_op_num_threads = inter_threads
     if load.memory_pattern is not None:
         options.enable_mem_pattern = load.memory_pattern
     if load.memory_reuse is not None:
