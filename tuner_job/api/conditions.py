@@ -17,7 +17,7 @@ class ConditionType(StrEnum):
 
     READY = "Ready"  # the spec as it stands is served: an engine is published and current
     RECONCILING = "Reconciling"  # work is under way or queued
-    STALLED = "Stalled"  # nothing will happen until a person acts
+    STALLED = "Stalled"  # something is wrong, and nothing will happen until a person acts
     VALIDATED = "Validated"  # inputs were resolved and checked, by discover in the end
     TUNED = "Tuned"  # the final decided, whichever way
     PUBLISHED = "Published"  # the pointer names this run's engine
@@ -26,16 +26,29 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Stable words, part of the API and used as metric labels. Errors add theirs: `TrtfleetError.reason`."""
+    """Stable words, part of the API and used as metric labels. Errors add theirs: `TrtfleetError.reason`.
+
+    docs/status.md says of each what it means and what to do.
+    """
 
     # progress
     QUEUED = "Queued"
+    STARTING = "Starting"
     DISCOVERING = "Discovering"
     EXPLORING = "Exploring"
     PROVING = "Proving"
     PUBLISHING = "Publishing"
     STOPPING = "Stopping"
     RETUNING = "Retuning"  # an older engine is served meanwhile
+    # waiting for the cluster
+    UNSCHEDULABLE = "Unschedulable"
+    NO_NODE_FOR_TARGET = "NoNodeForTarget"
+    DEVICE_CLASS_GONE = "DeviceClassGone"  # what discover froze
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_NOT_STARTED = "ContainerNotStarted"  # a Secret is missing, for one
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    PODS_NOT_CREATED = "PodsNotCreated"
+    ADMISSION_DENIED = "AdmissionDenied"
     # good ends
     VALID = "Valid"
     PROVEN = "Proven"
@@ -48,13 +61,21 @@ class Reason(StrEnum):
     AWAITING_APPROVAL = "AwaitingApproval"
     SUSPENDED = "Suspended"
     PINNED = "Pinned"
+    ROLLED_BACK = "RolledBack"
     # wrong input
     INVALID_INPUT = "InvalidInput"
     INVALID_SPEC = "InvalidSpec"
     REFERENCE_NOT_FOUND = "ReferenceNotFound"  # runtimeRef, channelRef, storeRef
     NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
     IMAGE_MISSING = "ImageMissing"
+    STORE_NOT_MOUNTED = "StoreNotMounted"
+    SERVICE_ACCOUNT_NOT_ALLOWED = "ServiceAccountNotAllowed"
+    SHARED_GPU = "SharedGpu"
+    FORBIDDEN = "Forbidden"  # the operator's own rights do not reach
+    JOB_INVALID = "JobInvalid"  # the API server refuses the Job that was rendered
+    NAMESPACE_TERMINATING = "NamespaceTerminating"
     # failed
+    STAGE_CONVICTED = "StageConvicted"  # discover or final kept killing its workers
     BASELINE_FAILED = "BaselineFailed"
     ACCURACY_FAILED_IN_FINAL = "AccuracyFailedInFinal"
     BUILD_FAILED_IN_FINAL = "BuildFailedInFinal"
@@ -71,6 +92,10 @@ class Reason(StrEnum):
     DRIVER_CHANGED = "DriverChanged"
     MODEL_CHANGED = "ModelChanged"
     INPUTS_CHANGED = "InputsChanged"
+    TARGET_REMOVED = "TargetRemoved"
+    # of a condition that does not hold, for no other reason
+    NOT_PUBLISHED = "NotPublished"
+    NOT_SUSPENDED = "NotSuspended"
 
 
 ReasonWord = Annotated[str, Field(min_length=1, max_length=32, pattern="^[A-Za-z]+$")]

@@ -112,6 +112,8 @@ class TargetStatus(Spec):
     """When a trial last ended (RFC 3339, UTC); written at most every 30 s."""
     progress: Progress | None = None
     """Trials ended of trials planned (`37/64`); at most 32 characters."""
+    stopping_since: Time | None = None
+    """Since when its workers are leaving (RFC 3339, UTC); who has not left after one trial's time is ended."""
 
 
 Phase = Literal[

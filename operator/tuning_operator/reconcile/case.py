@@ -1,0 +1,208 @@
+"""One target under decision: what is known of it, and how a decision about it is put together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tuner_job.api.conditions import ConditionType, Reason
+from tuner_job.api.tuningjob import Target
+from tuner_job.api.tuningjob_status import PastRun, TargetStatus
+from tuning_operator.actions import Action, DeleteJob, StopAttempt
+from tuning_operator.config import OperatorConfig
+from tuning_operator.reconcile.counts import with_counts
+from tuning_operator.reconcile.drain import Patience, drain
+from tuning_operator.reconcile.standing import Mark, Standing, mark_in, not_yet, target_conditions
+from tuning_operator.reconcile.words import line, parsed, stamp, word
+from tuning_operator.snapshot import JobView, Publication, Snapshot, StoreView, TargetSnapshot
+
+DRAIN_SECONDS = 2.0
+"""Between two looks while workers leave."""
+
+TRIAL_SECONDS = 900.0
+"""One trial's time where the run's inputs are not known."""
+
+RECENT = 10
+RERUN = "Rerun"
+TRIGGER_LENGTH = 24
+
+
+@dataclass(frozen=True)
+class TargetDecision:
+    """What one look at a target came to."""
+
+    actions: tuple[Action, ...]
+    status: TargetStatus
+    standing: Standing
+    again: float | None
+    observed: bool = True
+    """Whether all that this generation asks of a finished run is done. Until then the job's `observedGeneration` stays."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target and all that bears on it."""
+
+    spec: Target
+    seen: TargetSnapshot
+    stored: TargetStatus
+    """As stored; with nothing but its name when there is none."""
+    snapshot: Snapshot
+    config: OperatorConfig
+
+    @property
+    def now(self) -> datetime:
+        return self.snapshot.now
+
+    @property
+    def suspend(self) -> bool:
+        return self.snapshot.job.spec.suspend
+
+    @property
+    def moved(self) -> bool:
+        """Whether the spec has changed since the status was derived."""
+        status = self.snapshot.job.status
+        return status is None or status.observed_generation != self.snapshot.job.metadata.generation
+
+    @property
+    def poll(self) -> float:
+        return self.config.poll_seconds
+
+    @property
+    def soon(self) -> float:
+        return min(DRAIN_SECONDS, self.config.poll_seconds)
+
+    @property
+    def wanted_run(self) -> str | None:
+        return self.seen.wanted.run if self.seen.wanted else None
+
+    @property
+    def own(self) -> tuple[JobView, ...]:
+        """Jobs of the wanted run; of every run while it is not known which one is wanted."""
+        return tuple(job for job in self.seen.jobs if self.wanted_run in (None, job.run))
+
+    @property
+    def finished(self) -> PastRun | None:
+        """The wanted run, if it is over."""
+        head = next(iter(self.stored.recent_runs), None)
+        return head if head is not None and head.id == self.wanted_run else None
+
+    @property
+    def trigger(self) -> str:
+        """Why the wanted run was started, or is about to be."""
+        if self.seen.run is not None:
+            return self.seen.run.record.trigger
+        return self.finished.trigger if self.finished else self.new_trigger()
+
+    @property
+    def trial_limit(self) -> float:
+        """Seconds in which every worker that was told to stop has stopped."""
+        seconds = self.seen.wanted.inputs.search.trial_seconds if self.seen.wanted else TRIAL_SECONDS
+        return seconds + self.config.workers.stop_grace_seconds
+
+    def new_trigger(self) -> str:
+        """Why the wanted run must be started now."""
+        stored, wanted, rerun = self.stored, self.seen.wanted, self.snapshot.job.spec.rerun
+        if not stored.recent_runs and stored.active_run is None and stored.published is None:
+            return "Created"
+        if wanted is not None and wanted.rerun_token:
+            start = f"{RERUN} {wanted.rerun_token} "[:TRIGGER_LENGTH]
+            if not any(f"{run.trigger} ".startswith(start) for run in stored.recent_runs):
+                why = f" ({rerun.reason})" if rerun and rerun.reason else ""
+                return line(f"{RERUN} {wanted.rerun_token}{why}")
+        return self.stale_reason
+
+    @property
+    def stale_reason(self) -> str:
+        """Why what is served is not of the wanted inputs."""
+        stored, wanted = self.stored, self.seen.wanted
+        moved = stored.published is not None and wanted is not None and stored.published.runtime != wanted.runtime.name
+        return Reason.RUNTIME_CHANGED if moved else Reason.INPUTS_CHANGED
+
+    def stored_mark(self, kind: ConditionType, reason: str) -> Mark:
+        return mark_in(self.stored.conditions, kind) or not_yet(kind, reason)
+
+    def drain(
+        self, jobs: tuple[JobView, ...], reason: str, *, why: str, marked: bool = True
+    ) -> tuple[StopAttempt | DeleteJob, ...]:
+        """`marked`: with stop markers. Where none can be written, now or soon, there is nothing to wait for."""
+        run, problem = self.seen.run, self.seen.problem
+
+        def marker(job: JobView) -> StopAttempt | None:
+            store = self._store_of(job)
+            known = run is not None and job.run == run.record.run and job.attempt in run.stopped
+            usable = marked and not known and problem is None
+            return StopAttempt(job.run, store, job.attempt, reason) if usable and store is not None else None
+
+        hopeless = tuple(
+            job for job in jobs if marked and self._store_of(job) is None and not (problem is not None and problem.transient)
+        )
+        patience = Patience(parsed(self.stored.stopping_since), self.trial_limit, self.now)
+        beats = run.beats if run is not None and all(job.run == run.record.run for job in jobs) else None
+        rest = tuple(job for job in jobs if job not in hopeless)
+        return (
+            *(DeleteJob(job.name, job.uid, why) for job in hopeless if not job.deleting),
+            *drain(rest, self.seen.pods, patience, beats=beats, marker=marker, why=why),
+        )
+
+    def _store_of(self, job: JobView) -> StoreView | None:
+        """Where a stop marker for the Job's attempt belongs."""
+        wanted = self.seen.wanted
+        return wanted.store if wanted is not None and job.run == wanted.run else self.snapshot.orphan_runs.get(job.run)
+
+    def outcome(
+        self,
+        standing: Standing,
+        *actions: Action,
+        again: float | None = None,
+        draining: bool = False,
+        observed: bool = True,
+        publication: Publication | None = None,
+        end: str = "",
+        reopen: bool = False,
+    ) -> TargetDecision:
+        """`end`: the reason with which the wanted run ends now. `reopen`: its end is taken back: publishing it is not through."""
+        status = with_counts(self.stored, self.seen.run, self.wanted_run, self.now)
+        served = publication.served if publication and publication.served else status.published
+        awaiting = publication.manifest if publication and publication.state == "AwaitingApproval" else None
+        finished = self.finished is not None and not reopen
+        active = None if end or finished else self._active()
+        updates: dict[str, object] = {
+            "active_run": active,
+            "recent_runs": self._recent(end, reopen=reopen),
+            "incumbent": status.incumbent if active else None,
+            "trials": status.trials and status.trials.model_copy(update={} if active else {"running": 0}),
+            "published": served,
+            "awaiting_approval": awaiting if publication else status.awaiting_approval if finished else None,
+            "stopping_since": (self.stored.stopping_since or stamp(self.now)) if draining else None,
+        }
+        job = self.snapshot.job
+        updates["conditions"] = target_conditions(
+            standing,
+            self.stored.conditions,
+            served=served is not None,
+            generation=job.metadata.generation if observed else (job.status and job.status.observed_generation) or 0,
+            now=self.now,
+        )
+        return TargetDecision(tuple(actions), status.model_copy(update=updates), standing, again, observed)
+
+    def _active(self) -> str | None:
+        """The run under way: the wanted one once it is started; an earlier one while its Jobs last, or while nothing is known."""
+        if self.seen.run is not None:
+            return self.seen.run.record.run
+        stored = self.stored.active_run
+        known = {self.wanted_run, *(job.run for job in self.seen.jobs)}
+        return stored if self.seen.wanted is None or stored in known else None
+
+    def _recent(self, end: str, *, reopen: bool) -> tuple[PastRun, ...]:
+        stored = self.stored.recent_runs
+        if self.wanted_run is None or not (end or reopen):
+            return stored
+        others = tuple(run for run in stored if run.id != self.wanted_run)
+        if reopen:
+            return others
+        trigger = line(self.trigger)[:TRIGGER_LENGTH].strip()
+        past = PastRun(
+            id=self.wanted_run, trigger=trigger, reason=word(end, Reason.WORKERS_FAILED), finished_time=stamp(self.now)
+        )
+        return (past, *others)[:RECENT]
