@@ -18,8 +18,8 @@ class WorkQueue:
     """Client-go's semantics, and between two runs of one key at least `floor` seconds, so that a noisy child of a failing job
     cannot make it spin. Belongs to one event loop; no method but `get` and `idle` waits.
 
-    A key that fails is run again after `base` seconds, then twice that, at most `cap`, ±20 %. Whoever adds it meanwhile has it run
-    sooner.
+    A key that fails is run again after `base` seconds, then twice that, at most `cap`, ±20 %. Whoever adds it meanwhile has it
+    run sooner.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """An API server in memory: KubeApi as the real one answers it, with switches for what goes wrong.
 
-Kept true to the real server: one resourceVersion for all, uid, generation (moved by anything but metadata and status), writes that
-change nothing leave the resourceVersion alone, `status` is written only by apply_status, 409 on a stale resourceVersion or a
+Kept true to the real server: one resourceVersion for all, uid, generation (moved by anything but metadata and status), writes
+that change nothing leave the resourceVersion alone, `status` is written only by apply_status, 409 on a stale resourceVersion or a
 foreign uid, our kinds are pruned and checked by the generated CRDs, finalizers, and garbage collection by owner uid. Not there:
 CEL, defaults of built-in kinds, managed fields (a status has one writer here: what is applied is the whole of it).
 
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from fake_api_rules import check, check_change, matches_fields, matches_labels
+
 from tuning_operator.kube.api import (
     PODS,
     AlreadyExists,

@@ -179,14 +179,19 @@ def test_a_list_that_fails_halfway_changes_nothing_and_loses_no_change() -> None
 
 def test_a_list_under_way_does_not_undo_a_newer_read() -> None:
     class Slow(FakeApi):
-        """Answers a list as of when it was asked, but late."""
+        """Answers a list of channels as of when it was asked, but late."""
+
+        slow = False
+        asked = asyncio.Event()
 
         async def list(
             self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
         ) -> list[Object]:
             answer = await super().list(resource, namespace, labels=labels, fields=fields)
-            for _ in range(10):
-                await asyncio.sleep(0)
+            if self.slow and resource == TUNER_CHANNELS:
+                self.asked.set()
+                for _ in range(10):
+                    await asyncio.sleep(0)
             return answer
 
     async def main() -> None:
@@ -194,9 +199,9 @@ def test_a_list_under_way_does_not_undo_a_newer_read() -> None:
         api.seed(TUNER_CHANNELS, CHANNEL)
         catalog = Catalog(api)
         await catalog.resync()
+        api.slow = True
         listing = asyncio.ensure_future(catalog.resync())
-        while sum(each.kind == "TunerChannel" for each in api.requests) < 2:
-            await asyncio.sleep(0)
+        await api.asked.wait()
         api.edit(TUNER_CHANNELS, "stable", None, lambda body: body["spec"].update(runtimeRef={"name": "new"}))
         await catalog.refresh(TUNER_CHANNELS, "stable")
         await listing

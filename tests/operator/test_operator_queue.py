@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -127,7 +128,7 @@ def test_a_noisy_child_cannot_make_a_failing_key_spin() -> None:
         taken = await worked(queue, 10.5, lambda _: {"failed": True})
         await noisy
         assert len(taken) == 11  # bypasses the backoff, but not the floor
-        assert all(later - earlier >= 1.0 for (earlier, _), (later, _) in zip(taken, taken[1:], strict=False))
+        assert all(later - earlier >= 1.0 for (earlier, _), (later, _) in itertools.pairwise(taken))
 
     run(main())
 

@@ -1,8 +1,8 @@
 """Which of several operators works: the holder of a Lease.
 
-The rules are client-go's. A Lease has run out when its record has not changed for its duration *as this process saw it* on its own
-monotonic clock: times written by others are never compared with ours. The holder gives up after `renew` seconds without a renewal,
-before anybody else may take over after `duration`.
+The rules are client-go's. A Lease has run out when its record has not changed for its duration *as this process saw it* on its
+own monotonic clock: times written by others are never compared with ours. The holder gives up after `renew` seconds without a
+renewal, before anybody else may take over after `duration`.
 
 Nothing rests on there being one holder: two operators at once only do the work twice.
 """
