@@ -164,6 +164,8 @@ def test_a_default_gives_way_to_what_the_job_says() -> None:
     assert lowered["requests"]["cpu"] == "500m"
     raised = resources_of({"requests": {"memory": "16Gi"}}, resources=Resources(limits={"memory": "8Gi"}))
     assert raised["limits"]["memory"] == "16Gi"
+    roomy = resources_of(None, scratch_size="40Gi", resources=Resources(limits={"ephemeral-storage": "10Gi"}))
+    assert roomy["limits"]["ephemeral-storage"] == "40Gi"
 
 
 AMOUNTS = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.sampled_from(["500m", "1", 2, "1Gi", "2G"]))
@@ -178,10 +180,7 @@ def test_only_who_contradicts_himself_is_refused_and_no_request_is_over_its_limi
     of_job: dict[str, Any], requests: dict[str, Any], limits: dict[str, Any]
 ) -> None:
     of_operator = Resources(requests=requests, limits=limits)
-    of_both = [of_job.get("requests"), of_job.get("limits")]
-    alone = {"requests": of_both[0], "limits": of_both[1]} if all(of_both) else None if any(of_both) else of_operator
-    kinds = (alone["requests"], alone["limits"]) if isinstance(alone, dict) else (requests, limits) if alone else ({}, {})
-    if contradicts(*kinds):
+    if contradicts(of_job.get("requests", {}), of_job.get("limits", {})):
         with pytest.raises(InputError, match="over its limit"):
             resources_of(of_job, resources=of_operator)
         return

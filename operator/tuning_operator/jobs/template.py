@@ -79,7 +79,7 @@ def affinity(job: TuningJob, target: Target, device: Device | None, config: Oper
 def resources(job: TuningJob, target: Target, defaults: WorkerDefaults) -> Object:
     """Per kind (requests, limits) the job's or the defaults', then the devices and room for the scratch volume.
 
-    A default never contradicts the job: a default request is lowered to the job's limit, a default limit raised to its request.
+    A default contradicts nobody: a default request is lowered to the job's limit, a default limit raised to the request.
     """
     given = template_of(job).resources
     requests, limits = dict(given.requests if given else {}), dict(given.limits if given else {})
@@ -87,12 +87,11 @@ def resources(job: TuningJob, target: Target, defaults: WorkerDefaults) -> Objec
         for name in amounts:
             if name not in _OWN_RESOURCES:
                 raise NotAllowed(f"{_where(job)}resources.{kind}[{name}]: only {', '.join(_OWN_RESOURCES)} can be asked for")
-    default_requests = {} if requests else dict(defaults.resources.requests)
-    default_limits = {} if limits else dict(defaults.resources.limits)
-    default_requests = {name: _smaller(value, limits.get(name)) for name, value in default_requests.items()}
-    default_limits = {name: _larger(value, requests.get(name)) for name, value in default_limits.items()}
-    requests, limits = {**default_requests, **requests}, {**default_limits, **limits}
+    if not requests:
+        requests = {name: _smaller(value, limits.get(name)) for name, value in defaults.resources.requests.items()}
     requests.setdefault("ephemeral-storage", scratch_size(job, defaults))
+    if not limits:
+        limits = {name: _larger(value, requests.get(name)) for name, value in defaults.resources.limits.items()}
     for name, limit in limits.items():
         if name in requests and amount(requests[name]) > amount(limit):
             raise InputError(
