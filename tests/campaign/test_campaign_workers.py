@@ -163,7 +163,7 @@ def scene(discovered: Scene, tmp_path: Path) -> Scene:
     return Scene(ObjectStore.open((folder / "store").as_uri()), discovered.run, folder)
 
 
-def beat_of(scene: Scene, worker: str = "1-0") -> BeatRecord:
+def beat_of(scene: Scene, worker: str = "2-0") -> BeatRecord:
     beat = scene.reader.beat(worker)
     assert beat is not None
     return beat
@@ -229,36 +229,36 @@ def test_a_stop_marker_lets_the_trial_in_hand_finish(scene: Scene) -> None:
 
 
 def test_a_worker_whose_budget_is_used_up_plans_the_final_after_the_trial_in_hand(scene: Scene) -> None:
-    worker = scene.start("explore")
+    worker = scene.start("explore", attempt=2)
     scene.holding()
-    stop_marker(scene.store, scene.run.run, 1, StopReason.BUDGET_EXHAUSTED)
+    stop_marker(scene.store, scene.run.run, 2, StopReason.BUDGET_EXHAUSTED)
     scene.go()
-    assert scene.ended(worker) == (WorkerExit.NOTHING_LEFT, {})
+    assert scene.ended(worker, attempt=2) == (WorkerExit.NOTHING_LEFT, {})
     assert [trial for trial in EVERY if scene.result(trial)] == [HELD]
     final = scene.reader.plans()[-1]
     assert (final.stage, final.reason) == ("final", "the budget of device time is used up")
-    assert scene.ended(scene.start("final", attempt=2), attempt=2) == (WorkerExit.NOTHING_LEFT, {})
+    assert scene.ended(scene.start("final", attempt=3), attempt=3) == (WorkerExit.NOTHING_LEFT, {})
     verdict = scene.reader.verdict()
     assert verdict is not None
     vet(scene.store, scene.run, verdict)
     beats = [scene.reader.beat(name) for name in scene.reader.workers()]
     assert [(beat.stage, beat.outcomes) for beat in beats if beat] == [
-        ("explore", {"feasible": 1}),
-        ("final", {"feasible": 1}),
+        (stage, {"feasible": 1}) for stage in ("discover", "explore", "final")
     ]
 
 
 def test_a_pod_that_replaces_another_goes_by_its_own_name_and_on_from_its_figures(scene: Scene) -> None:
-    first = scene.start("explore", "--worker-id", "first-uid")
+    first = scene.start("explore", "--worker-id", "first-uid", attempt=2)
     scene.holding()
     until(lambda: beat_of(scene).trial == HELD and beat_of(scene).phase != "")
     until(lambda: beat_of(scene).device_seconds > 0)
     first.kill()
     first.wait(PATIENCE)
     used = beat_of(scene).device_seconds
-    assert mark_dead(scene.store, scene.run.run, "1-0", cause="explained", worker_id="first-uid")
+    assert mark_dead(scene.store, scene.run.run, "2-0", cause="explained", worker_id="first-uid")
     scene.go()
-    assert scene.ended(scene.start("explore", "--worker-id", "second-uid")) == (WorkerExit.NOTHING_LEFT, {})
+    second = scene.start("explore", "--worker-id", "second-uid", attempt=2)
+    assert scene.ended(second, attempt=2) == (WorkerExit.NOTHING_LEFT, {})
     tries = [scene.tried(HELD, number) for number in (1, 2)]
     assert [tried.worker_id for tried in tries if tried] == ["first-uid", "second-uid"]
     beat = beat_of(scene)
