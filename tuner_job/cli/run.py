@@ -9,8 +9,8 @@ from rich.console import Console
 
 from tuner_job.api.base import InputError
 from tuner_job.api.effective import cluster_fields, inputs_digest
-from tuner_job.api.messages import PointerRecord, RunRecord, VerdictRecord
-from tuner_job.api.tuningjob import PublishTarget, Target
+from tuner_job.api.messages import RunRecord, VerdictRecord
+from tuner_job.api.tuningjob import Target
 from tuner_job.campaign.local import LocalExecutor
 from tuner_job.campaign.progress import progress
 from tuner_job.campaign.reader import RunReader
@@ -22,7 +22,7 @@ from tuner_job.cli.show import print_results, verdict_text
 from tuner_job.report.html import write_report
 from tuner_job.store import pointers
 from tuner_job.store.keys import TrustRoot, signer
-from tuner_job.store.publish import promote, publish
+from tuner_job.store.release import Release, Wish, release
 from tuner_job.store.verify import verify
 
 
@@ -82,9 +82,8 @@ class _Session:
         if unused := cluster_fields(self._jobfile.job, self._target):
             self._console.print(f"only a cluster uses, so not this run: {', '.join(unused)}", style="dim", soft_wrap=True)
         inputs = self._jobfile.inputs(self._target)
-        if publishing and self._decision.pinned_digest:
-            name = self._jobfile.pointer(self._target)
-            pointers.pin(self._place.store, name, self._decision.pinned_digest.removeprefix("sha256:"))
+        if publishing and (pinned := Wish.of(self._jobfile.job, self._target.name).pinned):
+            pointers.pin(self._place.store, self._jobfile.pointer(self._target), pinned)
         token = rerun or (spec.rerun.token if spec.rerun else "")
         reason = spec.rerun.reason if spec.rerun and not rerun else None
         run = start_run(
@@ -123,54 +122,33 @@ class _Session:
         self._console.print(f"report: {report}", soft_wrap=True, highlight=False)
         return answer
 
-    @property
-    def _decision(self) -> PublishTarget:
-        """What a person decided about the target's pointer in `publish.targets`."""
-        wish = self._jobfile.job.spec.publish
-        own = (each for each in (wish.targets if wish else ()) if each.name == self._target.name)
-        return next(own, PublishTarget(name=self._target.name))
-
     def _wanted_now(self) -> str:
         """Digest of what the job file asks for at this moment: it may have been edited while the run went on."""
         now = JobFile.load(self._jobfile.path, self._jobfile.job.name)
         return inputs_digest(now.inputs(now.target(self._target.name)))
 
     def _publish(self, run: RunRecord, verdict: VerdictRecord) -> dict[str, object]:
-        store = self._place.store
-        wish = self._jobfile.job.spec.publish
-        promotion = (wish and wish.promotion) or "Automatic"
-        published = publish(store, run, verdict, signer(), current_inputs_digest=self._wanted_now, promotion=promotion)
-        pointer = published.pointer
-        if pointer is not None and not published.served and _was_overtaken(pointer):
-            # The job was edited back to what this run had tuned for: serve its engine again.
-            name = self._jobfile.pointer(self._target)
-            pointer = pointers.move(store, name, published.digest, why=pointers.PUBLISHED, expected_generation=pointer.generation)
-        if promotion == "Manual" and self._decision.approved_digest:
-            approved = self._decision.approved_digest.removeprefix("sha256:")
-            pointer = promote(store, approved, TrustRoot.load(), owner=run.owner, target=run.target)
-        if pointer is not None and wish is not None and wish.keep is not None:
-            pointer = pointers.trim(store, self._jobfile.pointer(self._target), wish.keep)
-        verified = verify(store, published.digest, TrustRoot.load(), scratch=self._folder)
-        state = _state(pointer, published.digest)
+        store, trust = self._place.store, TrustRoot.load()
+        wish = Wish.of(self._jobfile.job, self._target.name)
+        ended = release(store, run, verdict, signer(), wish, trust, current_inputs_digest=self._wanted_now)
+        manifest = ended.published.digest
+        verified = verify(store, manifest, trust, scratch=self._folder)
+        state = _state(ended)
         self._console.print(
-            f"published and verified: manifest {published.digest[:16]} ({state}), engine {verified.engine.digest[:16]}, "
+            f"published and verified: manifest {manifest[:16]} ({state}), engine {verified.engine.digest[:16]}, "
             f"{verified.engine.size} bytes, signed by {', '.join(key[:16] for key in verified.signers)}",
             soft_wrap=True,
             highlight=False,
         )
-        return {"manifest": published.digest, "state": state, "engine": verified.engine.digest}
+        return {"manifest": manifest, "state": state, "engine": verified.engine.digest}
 
 
-def _was_overtaken(pointer: PointerRecord) -> bool:
-    """Another run's engine is served, and no person decided so."""
-    return pointer.pinned is None and pointer.current.why == pointers.PUBLISHED
-
-
-def _state(pointer: PointerRecord | None, manifest: str) -> str:
-    if pointer is None:
-        return "waits for `trtfleet promote`"
-    if pointer.current.manifest == manifest:
+def _state(ended: Release) -> str:
+    pointer = ended.pointer
+    if ended.state == "Served":
         return "served"
+    if pointer is None or ended.state == "AwaitingApproval":
+        return "waits for `trtfleet promote`"
     if pointer.pinned is not None:
         return f"held: the pointer is pinned to {pointer.pinned[:16]}"
     return f"not served: the pointer was moved by {pointer.current.why} to {pointer.current.manifest[:16]}"
