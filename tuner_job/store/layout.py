@@ -83,6 +83,10 @@ def stop(run: str, attempt: int) -> str:
     return f"{RUNS}/{run}/stop/{attempt}.json"
 
 
+def stops(run: str) -> str:
+    return f"{RUNS}/{run}/stop"
+
+
 def verdict(run: str) -> str:
     return f"{RUNS}/{run}/verdict.json"
 
