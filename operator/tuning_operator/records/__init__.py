@@ -1,0 +1,1 @@
+"""The store side of the operator: plain blocking code, called in threads by `Stores`."""
