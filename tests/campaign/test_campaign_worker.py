@@ -12,7 +12,7 @@ import pytest
 from campaign_records import run_record
 
 from tuner_job.campaign.processes import own_id
-from tuner_job.campaign.worker import END_BYTES, end_text, limits, parse
+from tuner_job.campaign.worker import END_BYTES, _childs_memory, end_text, limits, parse
 from tuner_job.trial.cgroup import memory_limit
 
 
@@ -28,6 +28,19 @@ def test_a_reason_fits_a_pods_termination_message_and_stays_json(message: str) -
 
 def test_a_child_may_fill_half_of_the_scratch_space() -> None:
     assert limits(run_record().inputs, 1000).disk_bytes == 500
+
+
+@pytest.mark.parametrize(
+    ("container", "share", "child"),
+    [
+        (64 << 30, 0.9, 0.9 * (64 << 30)),
+        (64 << 30, 0.225, 0.225 * (64 << 30)),
+        (2 << 30, 0.9, 1536 << 20),
+        (512 << 20, 1.0, 256 << 20),
+    ],
+)
+def test_a_child_leaves_its_worker_room_in_their_container(container: int, share: float, child: float) -> None:
+    assert _childs_memory(container, share) == int(child)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
 """Environment variable with the store's options as a JSON object: credentials must not stand on a command line."""
 
 MEMORY_SHARE = 0.9
+MEMORY_RESERVE = 512 << 20
+"""Bytes for the worker itself and its spare child: at a container's limit the kernel ends all of it, not the child alone."""
 DISK_SHARE = 0.5
 
 END_BYTES = 4096
@@ -197,10 +199,15 @@ def limits(inputs: RunInputs, free_bytes: int | None = None, memory_share: float
     of the scratch folder's free bytes, so that one that fills it is to blame and its neighbours are not."""
     seconds = inputs.search.trial_seconds
     return Limits(
-        memory_bytes=int(memory_share * memory_limit()),
+        memory_bytes=_childs_memory(memory_limit(), memory_share),
         disk_bytes=None if free_bytes is None else int(DISK_SHARE * free_bytes),
         phase_seconds={Phase.START: max(60.0, min(seconds, 300.0)), **dict.fromkeys(_WORK_PHASES, seconds)},
     )
+
+
+def _childs_memory(limit: int, share: float) -> int:
+    """Bytes: the share, less where that would leave too little for the others, but never less than half of it."""
+    return int(max(share * limit / 2, min(share * limit, limit - MEMORY_RESERVE)))
 
 
 def _end(arguments: WorkerArguments, code: WorkerExit, reason: str, message: str) -> int:
