@@ -16,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import aiohttp
+import yaml
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
@@ -60,8 +61,9 @@ class NotInstalled(TrtfleetError):
 class KubeClient:
     """Implements KubeApi. See `open_client`."""
 
-    def __init__(self, client: ApiClient, observer: Observer | None = None) -> None:
+    def __init__(self, client: ApiClient, observer: Observer | None = None, *, call_seconds: float = CALL_SECONDS) -> None:
         self._client = client
+        self._seconds = call_seconds
         self._observer = observer or (lambda *_: None)
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
@@ -70,10 +72,10 @@ class KubeClient:
     async def list(self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = "") -> list[Object]:
         """Each object says its apiVersion and kind, as the server's lists of built-in kinds do not, and has no managedFields."""
         selectors = [("labelSelector", labels), ("fieldSelector", fields), ("limit", str(PAGE))]
-        call = _Call("list", "GET", resource, namespace, query=tuple(each for each in selectors if each[1]), seconds=LIST_SECONDS)
+        call = _Call("list", "GET", resource, namespace, query=tuple(each for each in selectors if each[1]))
         found: list[Object] = []
         following = ""
-        async with _deadline(call):
+        async with _deadline(call, LIST_SECONDS):
             while True:
                 page = await self._answer(call, more=(("continue", following),) if following else ())
                 found += (_listed(resource, each) for each in page.get("items") or ())
@@ -141,7 +143,7 @@ class KubeClient:
         return {each["name"] for each in found.get("resources", ())}
 
     async def _call(self, call: _Call) -> Object:
-        async with _deadline(call):
+        async with _deadline(call, self._seconds):
             return await self._answer(call)
 
     async def _answer(self, call: _Call, more: tuple[tuple[str, str], ...] = ()) -> Object:
@@ -170,11 +172,13 @@ class KubeClient:
 
 
 @asynccontextmanager
-async def open_client(kubeconfig: Path | None, observer: Observer | None = None) -> AsyncIterator[KubeClient]:
+async def open_client(
+    kubeconfig: Path | None, observer: Observer | None = None, *, call_seconds: float = CALL_SECONDS
+) -> AsyncIterator[KubeClient]:
     """None: the pod's service account, whose token is read again as it is renewed. Raises InputError."""
     async with ApiClient(await _configuration(kubeconfig)) as client:
         client.user_agent = USER_AGENT
-        yield KubeClient(client, observer)
+        yield KubeClient(client, observer, call_seconds=call_seconds)
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ async def _configuration(kubeconfig: Path | None) -> Configuration:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             await load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError, ValueError) as error:
+    except (ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as error:
         if kubeconfig is None:
             raise InputError(f"no service account of a cluster: {error} Outside of one, name a file with --kubeconfig") from None
         raise InputError(f"kubeconfig {kubeconfig}: {error}") from None
@@ -238,7 +242,6 @@ class _Call:
     query: tuple[tuple[str, str], ...] = ()
     subresource: str = ""
     content: str = "application/json"
-    seconds: float = CALL_SECONDS
 
     @property
     def path(self) -> str:
@@ -250,12 +253,12 @@ class _Call:
 
 
 @asynccontextmanager
-async def _deadline(call: _Call) -> AsyncIterator[None]:
+async def _deadline(call: _Call, seconds: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(call.seconds):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise Unavailable(f"{call}: no answer within {call.seconds:.0f} s") from None
+        raise Unavailable(f"{call}: no answer within {seconds:g} s") from None
 
 
 def _listed(resource: Resource, body: Object) -> Object:
