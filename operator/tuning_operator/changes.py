@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tuner_job.api.conditions import Condition, Reason
@@ -50,6 +50,8 @@ def transitions(before: TuningJobStatus | None, after: TuningJobStatus) -> tuple
     for condition in _turned(prior.conditions, after.conditions):
         if condition.reason not in told:
             found.setdefault(("", condition.reason), _of_condition(condition, ""))
+    stalled = {each.reason for each in after.conditions if each.type == "Stalled" and each.status == "True"}
+    found = {key: replace(each, type="Warning") if each.reason in stalled else each for key, each in found.items()}
     if not found and after.phase != prior.phase and after.phase is not None:
         found["", after.phase] = Transition("Normal", after.phase, f"phase {prior.phase or 'none'} → {after.phase}")
     return tuple(found.values())
@@ -72,16 +74,22 @@ def _ended(target: str, run: PastRun) -> Transition:
 
 
 def _turned(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> list[Condition]:
-    """Conditions whose status or reason is another, `Stalled` first: its words tell what to do."""
-    old = {each.type: (each.status, each.reason) for each in before}
-    turned = [each for each in after if old.get(each.type) != (each.status, each.reason)]
-    return sorted(turned, key=lambda each: (each.type != "Stalled" or each.status != "True", each.type))
+    """Those that came to hold or ceased to, or hold for another reason; `Ready` says also why it still does not.
+
+    `Stalled` comes first: its words say what to do.
+    """
+    old = {each.type: each for each in before}
+
+    def has_turned(now: Condition) -> bool:
+        was = old.get(now.type)
+        holds, held = now.status == "True", was is not None and was.status == "True"
+        return holds != held or ((holds or now.type == "Ready") and (was is None or was.reason != now.reason))
+
+    return sorted(filter(has_turned, after), key=lambda each: (each.type != "Stalled" or each.status != "True", each.type))
 
 
 def _of_condition(condition: Condition, prefix: str) -> Transition:
-    stalled = condition.type == "Stalled" and condition.status == "True"
-    note = condition.message or f"{condition.type} is {condition.status}"
-    return Transition("Warning" if stalled else "Normal", condition.reason, prefix + note)
+    return Transition("Normal", condition.reason, prefix + (condition.message or f"{condition.type} is {condition.status}"))
 
 
 def _still(status: TuningJobStatus) -> TuningJobStatus:

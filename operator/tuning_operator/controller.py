@@ -10,11 +10,14 @@ import asyncio
 import logging
 import random
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from tuner_job.api.base import TrtfleetError
 from tuner_job.api.tuningjob_status import TuningJobStatus
 from tuning_operator import log as lines
+from tuning_operator.actions import Decision
 from tuning_operator.catalog import Catalog
 from tuning_operator.changes import only_progress, transitions
 from tuning_operator.config import OperatorConfig
@@ -23,8 +26,8 @@ from tuning_operator.kube.events import EventRecorder, Regarding
 from tuning_operator.metrics import JobState, Metrics, gpu_class
 from tuning_operator.queue import Key, QueueClosed, WorkQueue
 from tuning_operator.reconcile.act import Actor
-from tuning_operator.reconcile.decide import decide
-from tuning_operator.reconcile.gather import Gatherer
+from tuning_operator.reconcile.decide import decide, decide_unreadable
+from tuning_operator.reconcile.gather import Gatherer, Unreadable
 from tuning_operator.roster import Roster, version_of
 from tuning_operator.snapshot import Snapshot
 
@@ -49,6 +52,16 @@ class _End:
     """Whether the queue tries again by itself."""
     reason: str = ""
     """Of the error."""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A TuningJob, and what its status says so far."""
+
+    key: Key
+    uid: str
+    generation: int
+    status: TuningJobStatus | None
 
 
 class Controller:
@@ -88,8 +101,9 @@ class Controller:
 
     def job_event(self, namespace: str, name: str, version: int) -> None:
         """A TuningJob is there, or is no more. `version`: its resourceVersion as a number."""
-        if self._roster.told((namespace, name), version):
-            self._queue.add((namespace, name))
+        key = (namespace, name)
+        if self._roster.told(key, version) and key not in self._looking:
+            self._queue.add(key)
 
     def enqueue(self, namespace: str, name: str) -> None:
         """Something that belongs to the TuningJob changed."""
@@ -194,6 +208,8 @@ class Controller:
                     end = await self._reconcile(key)
             finally:
                 del self._looking[key]
+                if self._roster.is_behind(key):  # told meanwhile, and not by an own write
+                    self._queue.add(key)
                 self._queue.done(key, failed=end.failed, after=end.again)
                 self._metrics.looked(end.result, _now() - began, reason=end.reason, retried=end.failed)
 
@@ -223,42 +239,44 @@ class Controller:
 
     async def _look(self, key: Key) -> float | None:
         """Seconds after which to look again although nothing tells; None: when something changes."""
-        snapshot = await self._gatherer.gather(*key)
-        if snapshot is None:
+        found = await self._gatherer.gather(*key)
+        if found is None:
             self._roster.forget(key)
             self._queue.forget(key)
             return None
-        lines.also_about(generation=snapshot.job.metadata.generation)
-        self._roster.looked(key, snapshot.job)
-        decision = decide(snapshot)
+        if isinstance(found, Unreadable):
+            lines.also_about(generation=found.generation)
+            decision = decide_unreadable(found.status, found.generation, found.problem, datetime.now(UTC))
+            return await self._write(_Told(key, found.uid, found.generation, found.status), decision, {})
+        metadata = found.job.metadata
+        lines.also_about(generation=metadata.generation)
+        self._roster.looked(key, found.job)
+        decision = decide(found, self._config)
         for action in decision.actions:
-            await self._actor.act(action, snapshot)
-        put_off = await self._write(key, snapshot, decision.status)
-        return min((each for each in (put_off, decision.again_seconds) if each is not None), default=None)
+            await self._actor.act(action, found)
+        return await self._write(_Told(key, metadata.uid, metadata.generation, found.job.status), decision, _gpu_classes(found))
 
-    async def _write(self, key: Key, snapshot: Snapshot, status: TuningJobStatus) -> float | None:
-        """The one status write, its events and counts. Seconds by which it is put off, or None."""
-        before, entry = snapshot.job.status, self._roster.entry(key)
-        if before != status:
+    async def _write(self, told: _Told, decision: Decision, gpu_classes: Mapping[str, str]) -> float | None:
+        """The one status write, its events and counts. Seconds to the next look, or None."""
+        before, after, entry = told.status, decision.status, self._roster.entry(told.key)
+        if before != after:
             since = _now() - entry.written_at
-            if since < self._config.progress_seconds and before is not None and only_progress(before, status):
-                return self._config.progress_seconds - since
-            body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-            written = await self._api.apply_status(TUNING_JOBS, key[1], key[0], body)
+            if since < self._config.progress_seconds and before is not None and only_progress(before, after):
+                rest = self._config.progress_seconds - since
+                return rest if decision.again_seconds is None else min(rest, decision.again_seconds)
+            namespace, name = told.key
+            body = after.model_dump(mode="json", by_alias=True, exclude_none=True)
+            written = await self._api.apply_status(TUNING_JOBS, name, namespace, body)
             entry.written_at = _now()
-            if written["metadata"].get("generation") == snapshot.job.metadata.generation:
+            if written["metadata"].get("generation") == told.generation:
                 entry.version = max(entry.version, version_of(written))  # so that its echo is no news
-            self._metrics.accrue(before, status, _gpu_classes(snapshot))
-            await self._tell(snapshot, status)
-        entry.state = JobState.of(status)
-        return None
-
-    async def _tell(self, snapshot: Snapshot, status: TuningJobStatus) -> None:
-        metadata = snapshot.job.metadata
-        about = Regarding(TUNING_JOBS, metadata.name, metadata.uid, metadata.namespace or "")
-        for each in transitions(snapshot.job.status, status):
-            log.info("%s: %s", each.reason, each.note)
-            await self._recorder.emit(about, each.type, each.reason, each.note, action="Reconcile")
+            self._metrics.accrue(before, after, gpu_classes)
+            about = Regarding(TUNING_JOBS, name, told.uid, namespace)
+            for each in transitions(before, after):
+                log.info("%s: %s", each.reason, each.note)
+                await self._recorder.emit(about, each.type, each.reason, each.note, action="Reconcile")
+        entry.state = JobState.of(after)
+        return decision.again_seconds
 
 
 def _gpu_classes(snapshot: Snapshot) -> dict[str, str]:

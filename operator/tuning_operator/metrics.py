@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tuner_job import __version__
+from tuner_job.api.base import TrtfleetError
 from tuner_job.api.conditions import Reason
 from tuner_job.api.tuningjob_status import Phase, TargetStatus, TrialCounts, TuningJobStatus
 from tuner_job.store.objects import StoreCorrupt, StoreFull, StoreReadOnly
@@ -29,16 +30,15 @@ GPU_CLASSES = frozenset(
 )  # fmt: skip
 """Words in product names that are classes of their own; any other product is `other`, so that no worker can invent labels."""
 
-REASONS = frozenset(Reason) | {
-    *(each.reason for each in (KubeError, *KubeError.__subclasses__())),
-    *(each.reason for each in (StoreReadOnly, StoreFull, StoreCorrupt)),
-    "Timeout",
-    "Unexpected",
-}
+_API_ERRORS: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())
+_STORE_ERRORS: tuple[type[TrtfleetError], ...] = (StoreReadOnly, StoreFull, StoreCorrupt)
+REASONS = frozenset(
+    {*Reason, *(each.reason for each in _API_ERRORS), *(each.reason for each in _STORE_ERRORS), "Timeout", "Unexpected"}
+)
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-disable_created_metrics()  # a second series for each counter, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Metrics:
         self.last_resync = self._gauge("resync_last_success_timestamp_seconds", "When the last full listing ended well (Unix)")
         self.leader = self._gauge("leader", "1 while this replica holds the Lease, else 0")
         self.requests = self._counter("api_requests", "Calls to the API server", "verb", "resource", "code")
+        self.request_seconds = self._histogram("api_request_duration_seconds", "Time to an answer of the API server", "verb")
         self.trials = self._counter("trials", "Trials that ended, as status told them", "outcome")
         self.cache_hits = self._counter("cache_hits", "Trials whose result came from the ledger; they are among trials_total")
         self.gpu_seconds = self._counter("gpu_seconds", "Device seconds that workers used, as status told them", "gpu_class")
@@ -91,8 +92,9 @@ class Metrics:
         if retried:
             self.retries.inc()
 
-    def request(self, verb: str, resource: str, code: int) -> None:
-        """One call to the API server ended. `code` 0: there was no answer."""
+    def request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """One answer of the API server. `code` 0: there was none."""
+        self.request_seconds.labels(verb).observe(seconds)
         self.requests.labels(verb, resource, str(code) if code else "none").inc()
 
     def event(self, resource: str) -> None:

@@ -65,6 +65,11 @@ class Roster:
             del self._untold[key]
         return version == 0 or version > entry.version
 
+    def is_behind(self, key: Key) -> bool:
+        """Whether events have told of more than was looked at."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.told > entry.version
+
     def listed(self, objects: Iterable[Object], now: float, *, first: bool) -> set[Key]:
         """A listing came; all keys to look at: those listed, and those known but gone. `first`: no event can have told yet."""
         keys = set[Key]()

@@ -109,6 +109,17 @@ def test_a_condition_of_a_target_names_it_and_stands_for_the_same_reason_of_the_
     assert transitions(exploring(), after) == (Transition("Normal", "Proving", "target a: the final runs"),)
 
 
+def test_a_condition_that_still_does_not_hold_is_not_told() -> None:
+    resting = (condition("Stale", "False", "NotPublished"), condition("Tuned", "Unknown", "Queued"))
+    assert transitions(exploring(), changed(exploring(), conditions=(*exploring().conditions, *resting))) == ()
+
+
+def test_a_condition_that_ceases_to_hold_is_told() -> None:
+    before = changed(exploring(), conditions=(condition("Suspended", "True", "Suspended"),))
+    after = changed(exploring(), conditions=(condition("Suspended", "False", "NotSuspended", "goes on"),))
+    assert transitions(before, after) == (Transition("Normal", "NotSuspended", "goes on"),)
+
+
 @pytest.mark.parametrize(("before", "after"), [("Exploring", "Proving"), (None, "Pending")])
 def test_a_phase_is_told_when_nothing_else_tells_it(before: Phase | None, after: Phase) -> None:
     (told,) = transitions(TuningJobStatus(phase=before), TuningJobStatus(phase=after))

@@ -137,8 +137,8 @@ def test_jobs_are_counted_as_they_are_when_asked() -> None:
 
 def test_requests_without_an_answer_have_a_code_of_their_own() -> None:
     metrics = Metrics()
-    metrics.request("get", "tuningjobs", 0)
-    metrics.request("get", "tuningjobs", 200)
+    metrics.request("get", "tuningjobs", 0, 10.0)
+    metrics.request("get", "tuningjobs", 200, 0.01)
     assert value(metrics, "api_requests_total", verb="get", resource="tuningjobs", code="none") == 1
     assert value(metrics, "api_requests_total", verb="get", resource="tuningjobs", code="200") == 1
 
