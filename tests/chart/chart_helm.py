@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,38 @@ REQUIRED: Values = {
     "clusterName": "prod-eu",
     "image": {"repository": "registry.example.com/trtfleet/operator"},
     "signing": {"existingSecret": "engine-key"},
+}
+
+
+EVERYTHING: Values = {
+    "watchNamespaces": ["vision", "speech"],
+    "imagePullSecrets": [{"name": "registry"}],
+    "replicas": 2,
+    "stores": ["engines-operator", "archive.eu"],
+    "workers": {"serviceAccounts": [{"namespace": "vision", "name": "tuner", "annotations": {"example.com/role": "tuner"}}]},
+    "serviceAccount": {"annotations": {"example.com/role": "operator"}},
+    "podLabels": {"team": "inference"},
+    "podAnnotations": {"example.com/scrape": "yes"},
+    "env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}],
+    "priorityClassName": "system-cluster-critical",
+    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"podAntiAffinity": {}},
+    "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "networkPolicy": {"enabled": True},
+    "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "extra-config", "namespace": "vision"}}],
+}
+
+VALUES: dict[str, Values] = {
+    "required": {},
+    "everything": EVERYTHING,
+    "generated-key": {"signing": {"create": True, "existingSecret": ""}},
+    "no-extras": {
+        "crds": {"enabled": False},
+        "metrics": {"service": False},
+        "rbac": {"create": False},
+        "serviceAccount": {"create": False, "name": "mine"},
+    },
 }
 
 
@@ -70,6 +103,7 @@ class Helm:
         self.folder = folder
         self.kubeconfig = kubeconfig
         self._written = 0
+        self._rendered: dict[str, Rendered] = {}
 
     def at(self, kubeconfig: Path) -> Helm:
         return Helm(self.binary, self.folder, kubeconfig)
@@ -118,9 +152,12 @@ class Helm:
     def render(
         self, values: Values | None = None, *, required: Values = REQUIRED, namespace: str = NAMESPACE, apis: Sequence[str] = ()
     ) -> Rendered:
-        answer = self.template(values or {}, required=required, namespace=namespace, apis=apis)
-        assert answer.returncode == 0, answer.stderr
-        return Rendered(tuple(parsed(answer.stdout)))
+        asked = json.dumps([merged(required, values or {}), namespace, list(apis)])
+        if asked not in self._rendered:
+            answer = self.template(values or {}, required=required, namespace=namespace, apis=apis)
+            assert answer.returncode == 0, answer.stderr
+            self._rendered[asked] = Rendered(tuple(parsed(answer.stdout)))
+        return self._rendered[asked]
 
     def refusal(self, values: Values, *, required: Values = REQUIRED) -> str:
         """What helm says when it renders nothing."""

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from chart_cluster import Cluster
-from chart_helm import CHART, NAMESPACE, RELEASE, ROOT, Object
+from chart_helm import CHART, NAMESPACE, RELEASE, ROOT, VALUES, Object
 from rig.kube.fixtures import BUILD_TIMEOUT
 from rig.waiting import wait_for
-from test_chart_render import VALUES
 
 from tuner_job.store.keys import Signer
 

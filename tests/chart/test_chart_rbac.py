@@ -4,26 +4,8 @@ from __future__ import annotations
 
 import re
 
-from chart_helm import ROOT, Grant, Helm, grants
-
-PAGE = (ROOT / "docs" / "rbac.md").read_text()
-
-
-def documented(where: str) -> set[Grant]:
-    """Of the operator's table; every row has its reason."""
-    found: list[Grant] = []
-    for place, group, resource, verb, why in re.findall(
-        r"^\| ([^|]+) \| (\S+) \| (\S+) \| (\S+) \| ([^|]+) \|$", PAGE, re.MULTILINE
-    ):
-        assert len(why.split()) > 2, (resource, verb)
-        if place == where:
-            found.append(("" if group == "(core)" else group, resource, verb))
-    assert found
-    assert len(found) == len(set(found)), "a row stands twice"
-    return set(found)
-
-
-JOBS, CLUSTER, OWN = (documented(each) for each in ("jobs' namespaces", "cluster", "own namespace"))
+from chart_helm import Helm, grants
+from chart_rights import CLUSTER, JOBS, OWN, PAGE
 
 
 def test_cluster_mode_grants_what_the_page_justifies_and_no_more(helm: Helm) -> None:

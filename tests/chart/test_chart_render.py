@@ -8,42 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_helm import CHART, REQUIRED, ROOT, Helm, Rendered, Values
+from chart_helm import CHART, EVERYTHING, REQUIRED, ROOT, VALUES, Helm, Rendered, Values
 
 from tuning_operator.config import OperatorConfig, WorkerDefaults, load
 
 MONITORS = ("monitoring.coreos.com/v1/ServiceMonitor", "monitoring.coreos.com/v1/PodMonitor")
-
-EVERYTHING: Values = {
-    "watchNamespaces": ["vision", "speech"],
-    "imagePullSecrets": [{"name": "registry"}],
-    "replicas": 2,
-    "stores": ["engines-operator", "archive.eu"],
-    "workers": {"serviceAccounts": [{"namespace": "vision", "name": "tuner", "annotations": {"example.com/role": "tuner"}}]},
-    "serviceAccount": {"annotations": {"example.com/role": "operator"}},
-    "podLabels": {"team": "inference"},
-    "podAnnotations": {"example.com/scrape": "yes"},
-    "env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}],
-    "priorityClassName": "system-cluster-critical",
-    "nodeSelector": {"kubernetes.io/arch": "amd64"},
-    "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],
-    "affinity": {"podAntiAffinity": {}},
-    "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
-    "networkPolicy": {"enabled": True},
-    "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "extra-config", "namespace": "vision"}}],
-}
-
-VALUES: dict[str, Values] = {
-    "required": {},
-    "everything": EVERYTHING,
-    "generated-key": {"signing": {"create": True, "existingSecret": ""}},
-    "no-extras": {
-        "crds": {"enabled": False},
-        "metrics": {"service": False},
-        "rbac": {"create": False},
-        "serviceAccount": {"create": False, "name": "mine"},
-    },
-}
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -100,6 +69,7 @@ OPERATOR: Values = {
     "pollSeconds": 2.5,
     "progressSeconds": 0,
     "leaseSeconds": 30,
+    "stopSeconds": 5,
     "logLevel": "DEBUG",
 }
 WORKERS: Values = {
@@ -114,7 +84,17 @@ WORKERS: Values = {
     "ttlSeconds": 3_600_000,
     "stopGraceSeconds": 5,
 }
-OF_THE_CHART = {"cluster", "namespaces", "operatorNamespace", "leaseName", "storesFolder", "signingKey", "workers", "port"}
+OF_THE_CHART = {
+    "cluster",
+    "namespaces",
+    "operatorNamespace",
+    "leaseName",
+    "storesFolder",
+    "signingKey",
+    "workers",
+    "port",
+    "bindAddress",
+}
 
 
 def aliases(model: type[OperatorConfig | WorkerDefaults]) -> set[str]:
@@ -223,6 +203,10 @@ def test_the_probes_ask_the_port_that_the_operator_serves(helm: Helm, tmp_path: 
     asked = {name: rendered.container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {each["port"] for each in asked.values()} == {port["name"]}
     assert [each["path"] for each in asked.values()] == ["/healthz", "/healthz", "/readyz"]
+
+
+def test_a_pod_that_is_told_to_stop_is_given_the_time_that_the_operator_takes(helm: Helm) -> None:
+    assert helm.render({"operator": {"stopSeconds": 100}}).pod["terminationGracePeriodSeconds"] == 120
 
 
 def test_only_the_operator_holds_a_token(helm: Helm) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from chart_cluster import Cluster
 from chart_helm import NAMESPACE, RELEASE, Grant
+from chart_rights import CLUSTER, JOBS, OWN
 from rig.kube.fixtures import BUILD_TIMEOUT
 from rig.waiting import wait_for
-from test_chart_rbac import CLUSTER, JOBS, OWN
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_TIMEOUT)]
 

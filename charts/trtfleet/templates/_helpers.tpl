@@ -102,7 +102,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (replace "+" "_" .Chart.Version) | 
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list]
+  verbs: [list]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [list, create, patch]
@@ -115,7 +115,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (replace "+" "_" .Chart.Version) | 
 {{- if .Values.operator.readNodes }}
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list]
+  verbs: [list]
 {{- end }}
 {{- end -}}
 
