@@ -23,9 +23,9 @@ from rig.waiting import wait_for
 
 from tuner_job.api.messages import Owner
 from tuner_job.campaign.reader import RunReader
+from tuner_job.store import pointers
 from tuner_job.store.keys import Signer
 from tuner_job.store.objects import ObjectStore
-from tuner_job.store import pointers
 
 SECRET = "s3"
 USER = "trtfleet-operator"
