@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_helm import CHART, EVERYTHING, REQUIRED, ROOT, VALUES, Helm, Rendered, Values
+from chart_helm import CHART, EVERYTHING, REQUIRED, ROOT, VALUES, Helm, Rendered, Values, parsed
 
 from tuning_operator.config import OperatorConfig, WorkerDefaults, load
 
@@ -353,3 +353,10 @@ def test_long_names_still_make_legal_objects(helm: Helm) -> None:
         for each in helm.render({override: "n" * 50}).objects:
             if each["kind"] != "CustomResourceDefinition":
                 assert len(each["metadata"]["name"]) <= 63
+
+
+def test_the_packaged_chart_is_whole(helm: Helm, tmp_path: Path) -> None:
+    helm.done("package", CHART, "--destination", tmp_path)
+    (package,) = tmp_path.glob("trtfleet-*.tgz")
+    answer = helm.call("template", "trtfleet", package, "--namespace", "trtfleet-system", "--values", helm.values_file({}))
+    assert tuple(parsed(answer.stdout)) == helm.render().objects
