@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
 import psutil
 import yaml
 from onnx import TensorProto, helper, numpy_helper
+
+from tuner_job.cli.main import main
 
 COMMAND = [sys.executable, "-m", "tuner_job.cli.main"]
 
@@ -135,6 +141,26 @@ class Job:
 
     def call(self, *arguments: str, **rest) -> Answer:
         return ended(self.start(*arguments, **rest))
+
+    def answer(self, *arguments: str) -> Answer:
+        """What `trtfleet run` says, in this process: for what is answered before any worker starts. Main thread only."""
+        out, err = io.StringIO(), io.StringIO()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        with (
+            contextlib.chdir(self.folder),
+            mock.patch.dict(os.environ, self.settings | self.env),
+            mock.patch.object(sys, "argv", ["trtfleet", "run", "job.yaml", *arguments]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                main()
+            except SystemExit as end:
+                return Answer(int(end.code or 0), out.getvalue(), err.getvalue())
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        raise AssertionError("the command returned")
 
     def processes(self) -> list[psutil.Process]:
         """Whatever still runs in this folder's name."""
