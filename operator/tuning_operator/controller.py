@@ -239,11 +239,13 @@ class Controller:
 
     async def _look(self, key: Key) -> float | None:
         """Seconds after which to look again although nothing tells; None: when something changes."""
+        told = self._roster.entry(key).told
         found = await self._gatherer.gather(*key)
         if found is None:
+            again = self._roster.entry(key).told > told  # it may be back under its old name
             self._roster.forget(key)
             self._queue.forget(key)
-            return None
+            return 0.0 if again else None
         if isinstance(found, Unreadable):
             lines.also_about(generation=found.generation)
             decision = decide_unreadable(found.status, found.generation, found.problem, datetime.now(UTC))

@@ -231,6 +231,30 @@ def test_a_job_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     run_virtually(main())
 
 
+def test_a_job_that_comes_back_while_it_is_found_gone_is_looked_at(tmp_path: Path) -> None:
+    async def main() -> None:
+        these = parts(tmp_path, resync_seconds=10_000)
+
+        class Late(FakeApi):
+            async def get(self, resource: Any, name: str, namespace: str | None = None) -> Object:
+                try:
+                    return await FakeApi.get(self, resource, name, namespace)
+                except NotFound:
+                    if these.api.peek(TUNING_JOBS, "a", "team") is None:
+                        body = these.api.seed(TUNING_JOBS, tuning_job(), "team")
+                        these.controller.job_event("team", "a", int(body["metadata"]["resourceVersion"]))
+                    raise
+
+        async with running(these):
+            await asyncio.sleep(1)
+            these.api.__class__ = Late
+            these.controller.job_event("team", "a", 0)
+            await asyncio.sleep(60)
+            assert these.status() != {}
+
+    run_virtually(main())
+
+
 def test_an_unreadable_job_is_stalled_with_the_field_at_fault(tmp_path: Path) -> None:
     async def main() -> None:
         these = parts(tmp_path)
