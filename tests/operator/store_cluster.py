@@ -16,9 +16,10 @@ from fake_api import FakeApi
 from rig.faulty import FaultyStore
 
 from tuner_job.api.base import digest_of
-from tuner_job.api.child import ShapeCase
+from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.measurement import BASELINE, Candidate, Device, EngineFile, Losses, OutputLoss, Session, Timing
 from tuner_job.api.messages import (
+    AccuracyInput,
     BeatRecord,
     DiscoveryRecord,
     FinalBuild,
@@ -26,7 +27,11 @@ from tuner_job.api.messages import (
     PilotBuild,
     PlannedTrial,
     PlanRecord,
+    RunInputs,
     RunRecord,
+    RuntimeIdentity,
+    SearchInput,
+    VariantInput,
     VerdictRecord,
     trial_id,
 )
@@ -53,6 +58,7 @@ from tuning_operator.snapshot import Snapshot, StoreView, Wanted
 IMAGE = f"registry.example/worker@sha256:{'ab' * 32}"
 DEVICE = Device(type="CPU", product="EPYC 9654", count=2, compute_capability="avx512f", driver="6.8.0")
 AT = "2026-11-30T10:00:00Z"
+OWNER = Owner(cluster="lab", namespace="team", name="demo")
 
 
 class CountingStore(FaultyStore):
@@ -181,8 +187,7 @@ class Cluster:
     def run(self, target: str = "cpu") -> RunRecord:
         """Its `run.json`, written if need be."""
         wanted = self.wanted(target)
-        owner = Owner(cluster="lab", namespace="team", name="demo")
-        return start_run(self.store.inner, owner, target, wanted.inputs, shards=2, rerun_token=wanted.rerun_token)
+        return start_run(self.store.inner, OWNER, target, wanted.inputs, shards=2, rerun_token=wanted.rerun_token)
 
     def settle(self, run: str, target: str = "cpu") -> None:
         """Write the status of a job whose run is over."""
@@ -216,7 +221,20 @@ COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedIndexes", "message": "an index failed"}]}
 
 
-# What workers leave behind.
+# What operator and workers leave behind.
+
+
+def begun(store: ObjectStore, *, device_seconds: float = 0.0) -> RunRecord:
+    """A run that was only started. `device_seconds`: its budget; another one is another run."""
+    inputs = RunInputs(
+        runtime=RuntimeIdentity(family="ONNXRuntime", version="1.23.2"),
+        variants=(VariantInput(uri="s3://models/demo.onnx", digest="ab" * 32),),
+        min_improvement=0.01,
+        measure=MeasureSettings(),
+        accuracy=AccuracyInput(source="Generated", threshold=1e-3, screening_threshold=1e-2),
+        search=SearchInput(device_seconds=device_seconds),
+    )
+    return start_run(store, OWNER, "cpu", inputs, shards=2)
 
 
 def beat(worker: str = "1-0", **more: Any) -> BeatRecord:
