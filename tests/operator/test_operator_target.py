@@ -1,0 +1,613 @@
+"""What one target needs next, rule by rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import reconcile_cases as cases
+from reconcile_cases import (
+    CONFIG,
+    SERVED,
+    STORE,
+    after,
+    batch,
+    beat,
+    beats,
+    done,
+    kinds,
+    later,
+    look,
+    message,
+    pod,
+    run,
+    said,
+    wanted,
+)
+
+from tuner_job.api.messages import BeatState
+from tuning_operator.actions import CreateJob, DeleteJob, Publish, StartRun, StopAttempt
+from tuning_operator.snapshot import Problem, Publication, Stage, WorkerCounts
+
+JOB = cases.job()
+WANTED = wanted(JOB)
+SUSPENDED = cases.job(suspend=True, generation=2)
+TRIAL = WANTED.inputs.search.trial_seconds + CONFIG.workers.stop_grace_seconds
+OLD = "0" * 20
+
+
+def at_work(stage: Stage = "explore", attempt: int = 2, **seen: Any) -> dict[str, Any]:
+    """A stage with a live Job, a pod that runs and a worker with a trial in hand."""
+    live = batch(WANTED, stage, attempt)
+    worker = f"{attempt}-0"
+    return {
+        "run": run(WANTED, stage, beats=beats(beat(worker))),
+        "jobs": (live,),
+        "pods": (pod(live),),
+    } | seen
+
+
+def failed(stage: Stage = "explore", attempt: int = 2, *, code: int = 70, pods: int = 1, **fields: Any) -> dict[str, Any]:
+    """A stage whose only Job has failed, all pods with this exit code."""
+    told = {key: fields.pop(key) for key in ("reason", "message", "oom_killed") if key in fields}
+    ended = batch(WANTED, stage, attempt, end="Failed", end_reason="FailedIndexes", **fields)
+    return {
+        "run": run(WANTED, stage),
+        "jobs": (ended,),
+        "pods": tuple(pod(ended, index, "Failed", exit_code=code, **told) for index in range(pods)),
+    }
+
+
+# 1: nothing to do, nothing known
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    deleted = after(cases.job(deleted=True), look(JOB))
+    decision = look(deleted, **at_work())
+    assert (decision.actions, decision.again_seconds, decision.status) == ((), None, deleted.status)
+
+
+def test_a_target_that_was_not_looked_at_waits() -> None:
+    decision = look(JOB, wanted=None)
+    assert (decision.actions, decision.again_seconds) == ((), CONFIG.poll_seconds)
+
+
+# 2: Jobs that nobody wants
+
+
+def test_workers_of_an_earlier_run_are_stopped_and_the_new_run_waits() -> None:
+    old = batch(OLD, "explore", 2)
+    decision = look(JOB, jobs=(old,), pods=(pod(old),))
+    assert decision.actions == (StopAttempt(OLD, STORE, 2, "InputsChanged"),)
+    assert said(decision.status, "Reconciling") == ("True", "Stopping")
+    assert decision.status.targets[0].stopping_since == "2026-11-30T12:00:00Z"
+    assert decision.again_seconds is not None
+    assert decision.again_seconds < CONFIG.poll_seconds
+
+
+@pytest.mark.parametrize("end", ["Complete", "Failed"])
+def test_the_earlier_run_is_over_when_its_job_is(end: str) -> None:
+    old = batch(OLD, "explore", 2, end=end)
+    decision = look(JOB, jobs=(old,), pods=(pod(old, 0, "Failed", exit_code=67),))
+    assert [type(each) for each in decision.actions] == [DeleteJob]
+    assert kinds(look(after(JOB, decision))) == ["StartRun"]
+
+
+def test_workers_of_an_earlier_run_get_one_trials_time() -> None:
+    old = batch(OLD, "explore", 2)
+    told = after(JOB, look(JOB, jobs=(old,), pods=(pod(old),)))
+    assert kinds(look(told, jobs=(old,), pods=(pod(old),), now=later(TRIAL - 1))) == ["StopAttempt"]
+    assert kinds(look(told, jobs=(old,), pods=(pod(old),), now=later(TRIAL + 1))) == ["DeleteJob"]
+
+
+def test_an_earlier_run_whose_store_is_not_known_is_ended_at_once() -> None:
+    old = batch(OLD, "explore", 2)
+    snapshot = cases.snapshot(JOB, cases.TargetSnapshot("gpu", wanted=WANTED, jobs=(old,), pods=(pod(old),)))
+    assert [type(each) for each in cases.decide(snapshot, CONFIG).actions] == [DeleteJob]
+
+
+def test_jobs_of_a_removed_target_are_drained_while_others_go_on() -> None:
+    removed = batch(OLD, "explore", 4, target="edge")
+    seen = cases.TargetSnapshot("gpu", wanted=WANTED, **at_work())
+    snapshot = cases.snapshot(JOB, seen, orphans=(removed,), orphan_runs={OLD: STORE})
+    decision = cases.decide(snapshot, CONFIG)
+    assert decision.actions == (StopAttempt(OLD, STORE, 4, "TargetRemoved"),)
+    assert [each.name for each in decision.status.targets] == ["gpu", "edge"]
+    limit = 900 + CONFIG.workers.stop_grace_seconds
+    for seconds, action in ((limit - 1, StopAttempt), (limit + 1, DeleteJob)):
+        again = replace(snapshot, job=after(JOB, decision), now=later(seconds))
+        assert [type(each) for each in cases.decide(again, CONFIG).actions] == [action]
+    gone = replace(snapshot, job=after(JOB, decision), orphans=())
+    assert [each.name for each in cases.decide(gone, CONFIG).status.targets] == ["gpu"]
+
+
+# 3: problems before any run
+
+
+def test_a_problem_that_may_mend_itself_waits() -> None:
+    decision = look(JOB, problem=Problem("StoreUnavailable", "no answer", transient=True))
+    assert (decision.actions, decision.again_seconds) == ((), CONFIG.poll_seconds)
+    assert said(decision.status, "Reconciling") == ("True", "StoreUnavailable")
+
+
+def test_a_problem_that_a_person_must_mend_stalls() -> None:
+    decision = look(JOB, problem=Problem("ReferenceNotFound", "there is no TunerRuntime x"), wanted=None)
+    assert (decision.actions, decision.again_seconds) == ((), None)
+    assert said(decision.status, "Stalled") == ("True", "ReferenceNotFound")
+    assert message(decision.status, "Stalled") == "there is no TunerRuntime x"
+
+
+def test_workers_go_on_while_a_reference_is_missing() -> None:
+    live = batch(WANTED, "explore", 2)
+    assert look(JOB, problem=Problem("ReferenceNotFound", "x"), wanted=None, jobs=(live,), pods=(pod(live),)).actions == ()
+
+
+def test_a_problem_that_has_passed_leaves_nothing_behind() -> None:
+    settled = done(JOB)
+    stalled = after(settled, look(settled, problem=Problem("ReferenceNotFound", "x"), wanted=None))
+    assert said(stalled.status or cases.TuningJobStatus(), "Ready") == ("False", "ReferenceNotFound")
+    assert look(stalled).status == settled.status
+
+
+# 4: ended runs
+
+
+def test_a_finished_job_asks_for_nothing() -> None:
+    settled = done(JOB)
+    decision = look(settled, now=later(86_400))
+    assert (decision.actions, decision.again_seconds, decision.status) == ((), None, settled.status)
+
+
+def test_a_changed_spec_of_the_same_inputs_publishes_again_and_starts_nothing() -> None:
+    changed = done(JOB).model_copy(update={"metadata": JOB.metadata.model_copy(update={"generation": 2})})
+    asked = look(changed, run=run(WANTED, None))
+    assert asked.actions == (Publish("gpu", WANTED),)
+    assert asked.status.observed_generation == 1
+    published = look(after(changed, asked), run=run(WANTED, None), publication=SERVED)
+    assert published.actions == ()
+    assert published.status.observed_generation == 2
+    assert published.status.targets[0].recent_runs == (done(JOB).status or cases.TuningJobStatus()).targets[0].recent_runs
+
+
+def test_publishing_again_that_may_work_later_is_tried_again() -> None:
+    changed = done(JOB).model_copy(update={"metadata": JOB.metadata.model_copy(update={"generation": 2})})
+    away = Problem("StoreUnavailable", "no answer", transient=True)
+    decision = look(changed, run=run(WANTED, None), publication=away)
+    assert kinds(decision) == ["Publish"]
+    assert (decision.again_seconds, decision.status.observed_generation) == (CONFIG.poll_seconds, 1)
+
+
+def test_publishing_again_that_is_refused_reopens_the_run() -> None:
+    changed = done(JOB).model_copy(update={"metadata": JOB.metadata.model_copy(update={"generation": 2})})
+    refused = look(changed, run=run(WANTED, None), publication=Problem("PointerRefused", "it is another owner's"))
+    assert refused.actions == ()
+    assert said(refused.status, "Stalled") == ("True", "PointerRefused")
+    assert refused.status.targets[0].recent_runs == ()
+    mended = look(after(changed, refused), run=run(WANTED, None), publication=SERVED)
+    assert said(mended.status, "Ready") == ("True", "Current")
+    assert [each.id for each in mended.status.targets[0].recent_runs] == [WANTED.run]
+
+
+def test_a_failed_run_is_remembered_and_not_started_again() -> None:
+    stalled = after(JOB, look(JOB, **failed("discover", 1, code=64, reason="UnknownKnob", message="no knob -x")))
+    decision = look(stalled)
+    assert (decision.actions, decision.again_seconds, decision.status) == ((), None, stalled.status)
+    changed = stalled.model_copy(update={"metadata": JOB.metadata.model_copy(update={"generation": 2})})
+    moved = look(changed, run=run(WANTED, "discover"))
+    assert (moved.actions, moved.status.observed_generation) == ((), 2)
+
+
+@pytest.mark.parametrize(("end", "deleted"), [("Complete", True), ("Failed", True)])
+def test_jobs_of_a_good_run_are_deleted(end: str, deleted: bool) -> None:
+    last = batch(WANTED, "final", 3, end=end)
+    assert (kinds(look(done(JOB), jobs=(last,))) == ["DeleteJob"]) is deleted
+
+
+def test_the_failed_job_of_a_failed_run_is_kept_for_its_logs() -> None:
+    seen = failed("discover", 1, code=64)
+    stalled = after(JOB, look(JOB, **seen))
+    assert look(stalled, jobs=seen["jobs"]).actions == ()
+
+
+def test_a_live_job_of_an_ended_run_is_drained() -> None:
+    stalled = after(JOB, look(JOB, **failed("discover", 1, code=64)))
+    live = batch(WANTED, "discover", 2)
+    seen = {"jobs": (live,), "pods": (pod(live),), "run": run(WANTED, "discover", beats=beats(beat("2-0")))}
+    assert kinds(look(stalled, **seen)) == ["StopAttempt"]
+
+
+# 5: suspend
+
+
+def test_suspending_stops_the_workers_and_then_deletes_the_job() -> None:
+    told = look(SUSPENDED, **at_work())
+    assert told.actions == (StopAttempt(WANTED.run, STORE, 2, "Suspended"),)
+    assert said(told.status, "Suspended") == ("False", "Stopping")
+    marked = at_work()
+    marked["run"] = replace(marked["run"], stopped=frozenset({2}))
+    assert look(after(SUSPENDED, told), **marked).actions == ()
+    over = look(after(SUSPENDED, told), run=run(WANTED, "explore", stopped=frozenset({2})), jobs=at_work()["jobs"], pods=())
+    assert over.actions == ()  # its pods were not seen, but the Job counts one
+    ended = batch(WANTED, "explore", 2, end="Failed")
+    assert kinds(look(after(SUSPENDED, told), run=run(WANTED, "explore"), jobs=(ended,))) == ["DeleteJob"]
+
+
+def test_a_suspended_job_runs_nothing_and_asks_for_nothing() -> None:
+    decision = look(SUSPENDED, run=run(WANTED, "explore", stopped=frozenset({2})))
+    assert (decision.actions, decision.again_seconds, decision.status.phase) == ((), None, "Suspended")
+    assert said(decision.status, "Suspended") == ("True", "Suspended")
+
+
+def test_workers_that_wait_for_a_place_are_not_waited_for() -> None:
+    live = batch(WANTED, "explore", 2)
+    seen = {"run": run(WANTED, "explore"), "jobs": (live,), "pods": (pod(live, 0, "Pending"),)}
+    assert kinds(look(SUSPENDED, **seen)) == ["DeleteJob"]
+
+
+def test_suspended_while_the_store_is_away_ends_after_one_trials_time() -> None:
+    away = Problem("StoreUnavailable", "no answer", transient=True)
+    seen = at_work(run=None, problem=away)
+    told = look(SUSPENDED, **seen)
+    assert told.actions == ()
+    assert kinds(look(after(SUSPENDED, told), now=later(TRIAL + 1), **seen)) == ["DeleteJob"]
+
+
+def test_resuming_is_a_new_attempt_of_the_unfinished_stage() -> None:
+    resumed = after(JOB, look(SUSPENDED, run=run(WANTED, "explore", stopped=frozenset({2}))), generation=3)
+    (create,) = look(resumed, run=run(WANTED, "explore", stopped=frozenset({2}))).actions
+    assert isinstance(create, CreateJob)
+    assert (create.stage, create.attempt, create.failures) == ("explore", 3, 0)
+
+
+def test_resuming_waits_for_workers_that_are_still_stopping() -> None:
+    stopping = at_work()
+    stopping["run"] = replace(stopping["run"], stopped=frozenset({2}))
+    decision = look(JOB, **stopping)
+    assert decision.actions == ()
+    assert said(decision.status, "Reconciling") == ("True", "Stopping")
+
+
+# 6: the start of a run
+
+
+def test_a_run_is_started_once_its_inputs_are_known() -> None:
+    decision = look(JOB)
+    assert decision.actions == (StartRun("gpu", WANTED, 2, "Created"),)
+    assert decision.again_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "trigger"),
+    [
+        (cases.job(rerun={"token": "again"}), "Rerun again"),
+        (cases.job(rerun={"token": "again", "reason": "new cooling"}), "Rerun again (new cooling)"),
+        (cases.job(model={"uri": "https://models.example/other.onnx"}), "InputsChanged"),
+        (cases.job(runtime="ort-1.24"), "RuntimeChanged"),
+    ],
+)
+def test_a_run_says_why_it_was_started(changed: Any, trigger: str) -> None:
+    settled = done(JOB)
+    (start,) = look(changed.model_copy(update={"status": settled.status})).actions
+    assert isinstance(start, StartRun)
+    assert start.trigger == trigger
+
+
+def test_a_second_edit_under_the_same_token_is_no_rerun() -> None:
+    first = cases.job(rerun={"token": "again"})
+    ended = look(first, run=run(wanted(first), None, search={"trigger": "Rerun again"}), publication=SERVED)
+    edited = cases.job(rerun={"token": "again"}, model={"uri": "https://models.example/other.onnx"}, status=ended.status)
+    (start,) = look(edited).actions
+    assert isinstance(start, StartRun)
+    assert start.trigger == "InputsChanged"
+
+
+@pytest.mark.parametrize("transient", [True, False])
+def test_what_was_refused_is_told_and_asked_for_again(transient: bool) -> None:
+    no = Problem("QuotaExceeded", "exceeded quota: gpus", transient)
+    for seen in ({}, {"run": run(WANTED, "discover")}):
+        decision = look(JOB, refused=no, **seen)
+        assert len(decision.actions) == 1
+        assert said(decision.status, "Stalled")[0] == ("False" if transient else "True")
+        assert said(decision.status, "Ready") == ("False", "QuotaExceeded")
+        assert decision.again_seconds == CONFIG.poll_seconds
+
+
+# 7: records that cannot be relied on
+
+
+def test_a_poisoned_run_is_stopped_and_stalls() -> None:
+    poisoned = Problem("PoisonedRecord", "runs/x/rounds/1/plan.json: something else wrote it")
+    decision = look(JOB, run_problem=poisoned, **at_work(run=None))
+    assert decision.actions == (StopAttempt(WANTED.run, STORE, 2, "PoisonedRecord"),)
+    assert said(decision.status, "Stalled") == ("True", "PoisonedRecord")
+    assert look(JOB, run_problem=poisoned).actions == ()
+
+
+# 8: verdicts
+
+
+def test_a_verdict_is_published_and_then_the_run_ends() -> None:
+    asked = look(JOB, run=run(WANTED, None))
+    assert asked.actions == (Publish("gpu", WANTED),)
+    assert asked.status.targets[0].active_run == WANTED.run
+    ended = look(after(JOB, asked), run=run(WANTED, None), publication=SERVED)
+    target = ended.status.targets[0]
+    assert ended.actions == ()
+    assert (target.active_run, target.published) == (None, SERVED.served)
+    assert [(each.id, each.reason, each.trigger) for each in target.recent_runs] == [(WANTED.run, "Proven", "Created")]
+
+
+def test_the_last_worker_may_leave_before_its_job_is_deleted() -> None:
+    live = batch(WANTED, "final", 3)
+    seen = {"run": run(WANTED, None), "jobs": (live,), "pods": (pod(live),), "publication": SERVED}
+    waiting = look(JOB, **seen)
+    assert waiting.actions == ()
+    assert waiting.status.targets[0].active_run == WANTED.run
+    late = look(after(JOB, waiting), now=later(CONFIG.workers.stop_grace_seconds + 1), **seen)
+    assert kinds(late) == ["DeleteJob"]
+    ended = replace(live, end="Complete", active=0)
+    assert kinds(look(after(JOB, waiting), **seen | {"jobs": (ended,), "pods": ()})) == ["DeleteJob"]
+
+
+def test_a_publication_that_is_refused_stalls_and_is_not_tried_by_itself() -> None:
+    decision = look(JOB, run=run(WANTED, None), publication=Problem("KeyUnusable", "no key"))
+    assert (decision.actions, decision.again_seconds) == ((), None)
+    assert said(decision.status, "Stalled") == ("True", "KeyUnusable")
+    assert said(decision.status, "Tuned") == ("True", "Proven")
+
+
+def test_only_the_last_ten_runs_are_kept() -> None:
+    job = JOB
+    for token in range(12):
+        job = cases.job(rerun={"token": f"t{token}"}, status=job.status)
+        job = after(job, look(job, run=run(wanted(job), None), publication=SERVED))
+    assert job.status is not None
+    recent = job.status.targets[0].recent_runs
+    assert len(recent) == 10
+    assert recent[0].id == wanted(job).run
+
+
+def test_going_back_to_earlier_inputs_publishes_their_verdict_again() -> None:
+    first = done(JOB)
+    other = cases.job(model={"uri": "https://models.example/other.onnx"}, status=first.status)
+    second = done(other)
+    back = JOB.model_copy(update={"status": second.status})
+    assert kinds(look(back, run=run(WANTED, None))) == ["Publish"]
+    ended = look(back, run=run(WANTED, None), publication=SERVED)
+    assert [each.id for each in ended.status.targets[0].recent_runs] == [WANTED.run, wanted(other).run]
+
+
+# 9: convictions
+
+
+def test_a_convicted_stage_ends_the_run() -> None:
+    convicted = Problem("StageConvicted", "stage discover: killed three times")
+    decision = look(JOB, run=run(WANTED, "discover", convicted=convicted))
+    assert decision.actions == ()
+    assert said(decision.status, "Stalled") == ("True", "StageConvicted")
+    assert [each.reason for each in decision.status.targets[0].recent_runs] == ["StageConvicted"]
+
+
+# 10: the stage that is due
+
+
+@pytest.mark.parametrize(("stage", "workers"), [("discover", 1), ("explore", 2), ("final", 1)])
+def test_a_stage_without_a_job_gets_one(stage: Stage, workers: int) -> None:
+    known = run(WANTED, stage, beats=beats(beat("4-0", state=BeatState.DONE)), stopped=frozenset({3}))
+    (create,) = look(JOB, run=known).actions
+    assert create == CreateJob("gpu", WANTED, stage, 5, workers, 0, 0.0)
+
+
+def test_a_live_job_is_watched() -> None:
+    decision = look(JOB, **at_work())
+    assert (decision.actions, decision.again_seconds) == ((), CONFIG.poll_seconds)
+    assert said(decision.status, "Reconciling") == ("True", "Exploring")
+
+
+def test_a_job_that_vanished_is_followed_by_the_next_attempt() -> None:
+    (create,) = look(JOB, run=run(WANTED, "explore", beats=beats(beat("2-0", state=BeatState.DONE)))).actions
+    assert isinstance(create, CreateJob)
+    assert create.attempt == 3
+
+
+def test_a_job_behind_its_run_is_waited_for_and_deleted() -> None:
+    explorers = batch(WANTED, "explore", 2)
+    leaving = run(WANTED, "final", beats=beats(beat("2-0")))
+    waiting = look(JOB, run=leaving, jobs=(explorers,), pods=(pod(explorers),))
+    assert waiting.actions == ()
+    assert said(waiting.status, "Reconciling") == ("True", "Stopping")
+    left = run(WANTED, "final", beats=beats(beat("2-0", state=BeatState.DONE)))
+    assert kinds(look(JOB, run=left, jobs=(explorers,), pods=(pod(explorers),))) == ["DeleteJob"]
+    late = look(after(JOB, waiting), run=leaving, jobs=(explorers,), pods=(pod(explorers),), now=later(TRIAL + 1))
+    assert kinds(late) == ["DeleteJob"]
+
+
+@pytest.mark.parametrize("end", ["Complete", "Failed"])
+def test_an_ended_job_behind_its_run_does_not_hold_it_up(end: str) -> None:
+    ended = batch(WANTED, "explore", 2, end=end)
+    seen = {"run": run(WANTED, "final"), "jobs": (ended,), "pods": (pod(ended, 0, "Failed", exit_code=70),)}
+    (create,) = look(JOB, **seen).actions
+    assert isinstance(create, CreateJob)
+    assert (create.stage, create.attempt, create.failures) == ("final", 3, 0)
+    live = batch(WANTED, "final", 3)
+    assert [getattr(each, "name", "") for each in look(JOB, **seen | {"jobs": (ended, live)}).actions] == [ended.name]
+
+
+def test_of_two_live_attempts_the_newest_stays() -> None:
+    older, newer = batch(WANTED, "explore", 2), batch(WANTED, "explore", 3)
+    seen = {"run": run(WANTED, "explore"), "jobs": (newer, older), "pods": (pod(older), pod(newer))}
+    (delete,) = look(JOB, **seen).actions
+    assert isinstance(delete, DeleteJob)
+    assert delete.name == older.name
+
+
+def test_nothing_is_started_beside_a_job_that_is_being_deleted() -> None:
+    going = batch(WANTED, "explore", 2, deleting=True)
+    assert look(JOB, run=run(WANTED, "explore"), jobs=(going,)).actions == ()
+
+
+@pytest.mark.parametrize(("seconds", "stopped"), [(59.0, False), (60.0, True)])
+def test_the_budget_keeps_the_finals_share(seconds: float, stopped: bool) -> None:
+    live = at_work()
+    live["run"] = replace(
+        live["run"],
+        record=cases.record(WANTED, device_seconds=100.0),
+        reserved_seconds=40.0,
+        counts=WorkerCounts({"feasible": 3}, device_seconds=seconds),
+    )
+    decision = look(JOB, **live)
+    assert decision.actions == ((StopAttempt(WANTED.run, STORE, 2, "BudgetExhausted"),) if stopped else ())
+    live["run"] = replace(live["run"], stopped=frozenset({2}))
+    if stopped:
+        assert look(JOB, **live, now=later(10 * TRIAL)).actions == ()  # who starts late still plans the final
+
+
+def test_a_deadline_is_passed_on_to_explorers() -> None:
+    known = run(WANTED, "explore", search={"deadline_seconds": 100.0})
+    for passed, left in ((30.0, 70.0), (500.0, 1.0)):
+        (create,) = look(JOB, run=known, now=later(passed)).actions
+        assert isinstance(create, CreateJob)
+        assert create.deadline_seconds == left
+    (create,) = look(JOB, run=run(WANTED, "final", search={"deadline_seconds": 100.0}), now=later(500)).actions
+    assert isinstance(create, CreateJob)
+    assert create.deadline_seconds == 0
+
+
+def test_discover_that_outlasts_the_deadline_ends_the_run() -> None:
+    known = run(WANTED, "discover", search={"deadline_seconds": 100.0}, beats=beats(beat("1-0")))
+    live = batch(WANTED, "discover", 1)
+    seen = {"run": known, "jobs": (live,), "pods": (pod(live),)}
+    assert look(JOB, **seen, now=later(99)).actions == ()
+    assert look(JOB, **seen, now=later(100)).actions == (StopAttempt(WANTED.run, STORE, 1, "DeadlineExceeded"),)
+    ended = look(JOB, run=replace(known, beats={}), now=later(100))
+    assert said(ended.status, "Stalled") == ("True", "DeadlineExceeded")
+
+
+# how Jobs end
+
+
+def test_refused_input_ends_the_run_with_the_workers_words() -> None:
+    decision = look(JOB, **failed("discover", 1, code=64, reason="UnknownKnob", message="no knob -x; see trtfleet knobs"))
+    assert decision.actions == ()
+    assert said(decision.status, "Stalled") == ("True", "UnknownKnob")
+    assert message(decision.status, "Stalled") == "no knob -x; see trtfleet knobs"
+    assert said(decision.status, "Validated") == ("False", "UnknownKnob")
+
+
+def test_refused_input_is_known_although_the_pod_is_gone() -> None:
+    seen = failed("discover", 1, code=64)
+    ended = replace(seen["jobs"][0], end_reason="PodFailurePolicy", end_message="exit code 64")
+    decision = look(JOB, **seen | {"jobs": (ended,), "pods": ()})
+    assert said(decision.status, "Stalled") == ("True", "InvalidInput")
+
+
+@pytest.mark.parametrize(("nodes", "reason"), [(0, "DeviceClassGone"), (2, "WrongDevice"), (None, "WrongDevice")])
+def test_workers_that_all_met_another_device_stall_the_run_but_do_not_end_it(nodes: int | None, reason: str) -> None:
+    seen = failed("final", 3, code=65, reason="WrongDevice", message="this worker has an L4")
+    decision = look(JOB, **seen, nodes_of_class=nodes)
+    assert decision.actions == ()
+    assert said(decision.status, "Stalled") == ("True", reason)
+    assert decision.status.targets[0].active_run == WANTED.run
+    assert kinds(look(after(JOB, decision), run=seen["run"])) == ["CreateJob"]  # a person deleted the Job
+
+
+@pytest.mark.parametrize("code", [66, 70, 137, 143])
+def test_the_third_failure_in_a_row_ends_the_run(code: int) -> None:
+    for failures in (0, 1):
+        (create,) = look(JOB, **failed(code=code, failures=failures)).actions
+        assert isinstance(create, CreateJob)
+        assert create.failures == failures + 1
+    decision = look(JOB, **failed(code=code, failures=2, reason="InternalError", message="it broke"))
+    assert decision.actions == ()
+    assert said(decision.status, "Stalled") == ("True", "WorkersFailed")
+    assert "it broke" in message(decision.status.targets[0])
+
+
+def test_progress_makes_failures_start_anew() -> None:
+    seen = failed(failures=2)
+    seen["run"] = replace(seen["run"], beats=beats(beat("2-0", state=BeatState.DEAD, done=1)))
+    (create,) = look(JOB, **seen).actions
+    assert isinstance(create, CreateJob)
+    assert create.failures == 0
+
+
+def test_an_attempt_that_was_told_to_stop_has_not_failed() -> None:
+    seen = failed(code=67, failures=1)
+    seen["run"] = replace(seen["run"], stopped=frozenset({2}))
+    (create,) = look(JOB, **seen).actions
+    assert isinstance(create, CreateJob)
+    assert create.failures == 1
+
+
+def test_the_end_of_a_job_is_judged_only_when_its_workers_ends_are_noted() -> None:
+    seen = failed(code=137)
+    seen["run"] = replace(seen["run"], beats=beats(beat("2-0")))
+    assert kinds(look(JOB, **seen)) == ["RecordDeath"]
+
+
+def test_a_job_that_completed_without_finishing_its_stage_counts_as_failed() -> None:
+    ended = batch(WANTED, "final", 3, end="Complete", failures=2)
+    decision = look(JOB, run=run(WANTED, "final"), jobs=(ended,), pods=(pod(ended, 0, "Succeeded", exit_code=0),))
+    assert said(decision.status, "Stalled") == ("True", "WorkersFailed")
+
+
+# why workers do not work
+
+
+@pytest.mark.parametrize(
+    ("of_job", "of_pod", "nodes", "reason"),
+    [
+        ({"suspended": True, "queued": True}, None, {}, "Queued"),
+        ({"suspended": True}, None, {}, "Queued"),
+        ({"create_problem": "pods is forbidden: exceeded quota: gpus"}, None, {}, "QuotaExceeded"),
+        ({"create_problem": 'admission webhook "x" denied the request'}, None, {}, "PodsNotCreated"),
+        ({}, None, {}, "Starting"),
+        ({}, {}, {}, "Starting"),
+        ({}, {"unschedulable": "0/3 nodes are available"}, {}, "Unschedulable"),
+        ({}, {"unschedulable": "0/3 nodes are available"}, {"nodes_of_target": 0}, "NoNodeForTarget"),
+        ({}, {"unschedulable": "0/3 nodes are available"}, {"nodes_of_class": 0, "nodes_of_target": 0}, "DeviceClassGone"),
+        ({}, {"unschedulable": "0/3 nodes are available"}, {"nodes_of_class": 1, "nodes_of_target": 1}, "Unschedulable"),
+        ({}, {"waiting": "ImagePullBackOff", "waiting_message": "not found"}, {}, "ImagePullFailed"),
+        ({}, {"waiting": "ErrImagePull"}, {}, "ImagePullFailed"),
+        ({}, {"waiting": "CreateContainerConfigError", "waiting_message": 'secret "s3" not found'}, {}, "ContainerNotStarted"),
+    ],
+)
+def test_workers_that_cannot_work_say_why(
+    of_job: dict[str, Any], of_pod: dict[str, Any] | None, nodes: dict[str, int], reason: str
+) -> None:
+    live = batch(WANTED, "explore", 2, active=int(of_pod is not None), **of_job)
+    pods = () if of_pod is None else (pod(live, 0, "Pending", **of_pod),)
+    decision = look(JOB, run=run(WANTED, "explore"), jobs=(live,), pods=pods, **nodes)
+    assert (decision.actions, decision.status.phase) == ((), "Pending")
+    assert said(decision.status, "Reconciling") == ("True", reason)
+    assert said(decision.status, "Stalled")[0] == "False"
+    for words in (of_pod or {}).values():
+        assert words in message(decision.status) or reason == "DeviceClassGone"
+
+
+def test_how_long_no_node_was_found_is_told_without_a_write_every_minute() -> None:
+    live = batch(WANTED, "discover", 1)
+    seen = {"run": run(WANTED, "discover"), "jobs": (live,), "pods": (pod(live, 0, "Pending", unschedulable="0/3 nodes"),)}
+    first = look(JOB, **seen)
+    assert "since 2026-11-30T12:00:00Z" in message(first.status)
+    assert look(after(JOB, first), **seen, now=later(3600)).status == first.status
+
+
+def test_some_at_work_and_some_not_is_work_under_way() -> None:
+    live = batch(WANTED, "explore", 2)
+    pods = (pod(live, 0), pod(live, 1, "Pending", unschedulable="0/3 nodes"))
+    decision = look(JOB, run=run(WANTED, "explore", beats=beats(beat("2-0"))), jobs=(live,), pods=pods)
+    assert decision.status.phase == "Exploring"
+    assert "1 worker more: Unschedulable" in message(decision.status)
+
+
+@pytest.mark.parametrize("state", ["AwaitingApproval", "Pinned", "RolledBack"])
+def test_what_a_person_decides_ends_the_run_too(state: Any) -> None:
+    held = Publication(state, "sha256:" + "b" * 64, cases.ENGINE)
+    decision = look(JOB, run=run(WANTED, None), publication=held)
+    assert (decision.actions, decision.again_seconds) == ((), None)
+    target = decision.status.targets[0]
+    assert target.active_run is None
+    assert target.awaiting_approval == (held.manifest if state == "AwaitingApproval" else None)
+    assert look(after(JOB, decision)).status == decision.status
