@@ -147,7 +147,9 @@ class ControlPlane:
         def ready() -> bool:
             process.check()
             with suppress(CommandFailed):
-                return self.kubectl("get", "--raw=/readyz", "--request-timeout=5s") == "ok"
+                if self.kubectl("get", "--raw=/readyz", "--request-timeout=5s") == "ok":
+                    self.kubectl("get", "namespace", "default", "--request-timeout=5s")  # which only etcd can answer
+                    return True
             return False
 
         wait_for("the API server is ready", ready, START_SECONDS)
@@ -179,7 +181,8 @@ class ControlPlane:
         )
 
     def stop_api(self) -> None:
-        self.machine.processes["kube-apiserver"].stop()
+        """Left alone, it would wait a minute for its watches to end."""
+        self.machine.processes["kube-apiserver"].stop(seconds=5)
 
     def restart_api(self) -> None:
         """Returns when it is ready again."""

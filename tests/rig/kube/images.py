@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -109,9 +110,22 @@ def buildah(*arguments: str | Path) -> str:
     """Standard output. Its storage is the rig's own."""
     require_root()
     installed("buildah")
-    storage = ("--root", CACHE / "buildah", "--runroot", CACHE / "buildah-run", "--storage-driver", "vfs")
-    environment = ("env", "BUILDAH_ISOLATION=chroot")
-    return call(*environment, "buildah", *storage, *arguments, seconds=BUILD_SECONDS)
+    return call("env", "BUILDAH_ISOLATION=chroot", "buildah", *_storage(_driver()), *arguments, seconds=BUILD_SECONDS)
+
+
+def _storage(driver: str) -> list[str]:
+    folder = CACHE / f"buildah-{driver}"
+    return ["--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", driver]
+
+
+@cache
+def _driver() -> str:
+    """How buildah keeps layers. Within a container, overlays cannot be stacked: there each layer is a whole copy."""
+    try:
+        call("buildah", *_storage("overlay"), "info")
+    except CommandFailed:
+        return "vfs"
+    return "overlay"
 
 
 def _base() -> str:
