@@ -203,18 +203,21 @@ def mark_dead(store: ObjectStore, run: str, worker: str, *, cause: Cause, detail
     if worker_id is None or (stored is not None and _ended_by_itself(stored.record, worker_id)):
         return False
     noted = _note(store, run, worker, worker_id, cause, detail)
-    if noted and stored is not None and stored.record.worker_id == worker_id:
-        # only for those who look at beats: the note decides. Swapped, so that a successor's beat is not overwritten.
-        beat = stored.record.model_copy(
-            update={
-                "state": BeatState.DEAD,
-                "cause": cause,
-                "detail": detail[:_DETAIL_LENGTH],
-                "sequence": stored.record.sequence + 1,
-                "at": timestamp(),
-            }
-        )
-        store.swap(key, beat.to_json(), stored.tag)
+    if stored is None or stored.record.worker_id != worker_id or stored.record.state is not BeatState.RUNNING:
+        return noted
+    # Only for those who look at beats: the note decides. If it was there already, whoever wrote it was cut off before the beat.
+    # Swapped, so that a successor's beat is not overwritten.
+    end = (None if noted else end_of(store, run, worker_id)) or PreviousEnd(cause=cause, detail=detail)
+    beat = stored.record.model_copy(
+        update={
+            "state": BeatState.STOPPED if end.cause == "stopped" else BeatState.DEAD,
+            "cause": end.cause,
+            "detail": end.detail[:_DETAIL_LENGTH],
+            "sequence": stored.record.sequence + 1,
+            "at": timestamp(),
+        }
+    )
+    store.swap(key, beat.to_json(), stored.tag)
     return noted
 
 
