@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,11 @@ from tuner_job.store.blobs import put_blob
 from tuner_job.store.keys import Signer
 from tuner_job.store.objects import Info, Object, ObjectStore
 from tuner_job.store.records import create_record, put_record
+from tuning_operator.actions import CreateJob
 from tuning_operator.catalog import Catalog
 from tuning_operator.config import OperatorConfig
+from tuning_operator.jobs import names
+from tuning_operator.jobs.render import render
 from tuning_operator.kube.api import ARTIFACT_STORES, JOBS, PODS, TUNER_CHANNELS, TUNER_RUNTIMES, TUNING_JOBS
 from tuning_operator.kube.api import Object as Body
 from tuning_operator.reconcile.act import Actor
@@ -53,7 +57,7 @@ from tuning_operator.reconcile.wanted import parse_job, store_of, wanted_of
 from tuning_operator.records.mirror import Mirror
 from tuning_operator.records.publisher import Publisher
 from tuning_operator.records.stores import Stores
-from tuning_operator.snapshot import Snapshot, StoreView, Wanted
+from tuning_operator.snapshot import Snapshot, Stage, StoreView, TargetSnapshot, Wanted
 
 IMAGE = f"registry.example/worker@sha256:{'ab' * 32}"
 DEVICE = Device(type="CPU", product="EPYC 9654", count=2, compute_capability="avx512f", driver="6.8.0")
@@ -215,6 +219,40 @@ class Cluster:
 
     def set_job(self, name: str, **status: Any) -> None:
         self.api.edit(JOBS, name, "team", lambda body: body.update(status=status))
+
+
+def asyncly(test: Callable[[Cluster], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test on a cluster of its own."""
+
+    def run(tmp_path: Path) -> None:
+        async def main() -> None:
+            cluster = Cluster(tmp_path)
+            try:
+                await test(cluster)
+            finally:
+                await cluster.stores.close()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def target(snapshot: Snapshot, name: str = "cpu") -> TargetSnapshot:
+    return next(each for each in snapshot.targets if each.name == name)
+
+
+def seed_job(
+    cluster: Cluster, stage: Stage = "discover", attempt: int = 1, *, snapshot: Snapshot, name: str = "cpu", run: str = ""
+) -> Body:
+    """The Job that act would create."""
+    seen = target(snapshot, name)
+    assert seen.wanted is not None
+    body = render(CreateJob(name, seen.wanted, stage, attempt, 1, 0, 0.0), snapshot.job, seen.run, cluster.config)
+    if run:
+        body["metadata"]["name"] += "x"
+        body["metadata"]["labels"][names.RUN] = body["spec"]["template"]["metadata"]["labels"][names.RUN] = run
+    return cluster.api.seed(JOBS, body, "team")
 
 
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}

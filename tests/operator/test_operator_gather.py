@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ from store_cluster import (
     FAILED,
     Cluster,
     artifact_store,
+    asyncly,
     beat,
     finish,
     runtime,
+    seed_job,
+    target,
     tuning_job,
     write_beat,
     write_discovery,
@@ -24,9 +27,6 @@ from store_cluster import (
 
 from tuner_job.store import layout
 from tuner_job.store.release import Wish
-from tuning_operator.actions import CreateJob
-from tuning_operator.jobs import names
-from tuning_operator.jobs.render import render
 from tuning_operator.kube.api import (
     ARTIFACT_STORES,
     EVENTS,
@@ -42,41 +42,7 @@ from tuning_operator.kube.api import (
     Unavailable,
 )
 from tuning_operator.reconcile.gather import Unreadable
-from tuning_operator.snapshot import Problem, Publication, Snapshot, Stage, TargetSnapshot
-
-
-def asyncly(test: Callable[[Cluster], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
-    """A test on a cluster of its own."""
-
-    def run(tmp_path: Path) -> None:
-        async def main() -> None:
-            cluster = Cluster(tmp_path)
-            try:
-                await test(cluster)
-            finally:
-                await cluster.stores.close()
-
-        asyncio.run(main())
-
-    run.__name__ = test.__name__
-    return run
-
-
-def target(snapshot: Snapshot, name: str = "cpu") -> TargetSnapshot:
-    return next(each for each in snapshot.targets if each.name == name)
-
-
-def seed_job(
-    cluster: Cluster, stage: Stage = "discover", attempt: int = 1, *, snapshot: Snapshot, name: str = "cpu", run: str = ""
-) -> Object:
-    """The Job that act would create."""
-    seen = target(snapshot, name)
-    assert seen.wanted is not None
-    body = render(CreateJob(name, seen.wanted, stage, attempt, 1, 0, 0.0), snapshot.job, seen.run, cluster.config)
-    if run:
-        body["metadata"]["name"] += "x"
-        body["metadata"]["labels"][names.RUN] = body["spec"]["template"]["metadata"]["labels"][names.RUN] = run
-    return cluster.api.seed(JOBS, body, "team")
+from tuning_operator.snapshot import Problem, Publication
 
 
 def asked(cluster: Cluster, resource: Resource) -> int:
