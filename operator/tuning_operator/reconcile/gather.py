@@ -29,7 +29,7 @@ from tuning_operator.records.mirror import Mirror
 from tuning_operator.records.stores import Stores, problem_of
 from tuning_operator.snapshot import JobView, PodView, Problem, RunView, Snapshot, StoreView, TargetSnapshot, Wanted
 
-READ_SECONDS = 60.0
+READ_SECONDS = 30.0
 """For the records of one job's runs. The first read of a run with a thousand workers takes some seconds."""
 
 Records = Mapping[str, RunView | Problem | None]
