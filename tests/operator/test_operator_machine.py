@@ -158,8 +158,8 @@ class Operator(RuleBasedStateMachine):
         for action, how in self.world.deaths:
             if action.cause == "unexplained":
                 assert how in UNEXPLAINED, (action, how)
-            if how == "memory":
-                assert action.cause == "outOfMemory"
+            if action.cause == "outOfMemory":
+                assert how == "memory", (action, how)
         self.world.deaths.clear()
 
     @invariant()

@@ -594,6 +594,16 @@ def test_how_long_no_node_was_found_is_told_without_a_write_every_minute() -> No
     assert look(after(JOB, first), **seen, now=later(3600)).status == first.status
 
 
+def test_why_pods_start_again_is_told() -> None:
+    live = batch(WANTED, "discover", 1, active=0)
+    ended = pod(live, 0, "Failed", exit_code=66, reason="StoreUnavailable", message="no route to s3.example")
+    decision = look(JOB, run=run(WANTED, "discover"), jobs=(live,), pods=(ended,))
+    assert said(decision.status, "Reconciling") == ("True", "Starting")
+    assert message(decision.status).endswith(
+        "starting again; the last ended with exit code 66 StoreUnavailable no route to s3.example"
+    )
+
+
 def test_some_at_work_and_some_not_is_work_under_way() -> None:
     live = batch(WANTED, "explore", 2)
     pods = (pod(live, 0), pod(live, 1, "Pending", unschedulable="0/3 nodes"))

@@ -73,6 +73,7 @@ class Reason(StrEnum):
     SHARED_GPU = "SharedGpu"
     FORBIDDEN = "Forbidden"  # the operator's own rights do not reach
     JOB_INVALID = "JobInvalid"  # the API server refuses the Job that was rendered
+    JOB_NAME_TAKEN = "JobNameTaken"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
     # failed
     STAGE_CONVICTED = "StageConvicted"  # discover or final kept killing its workers

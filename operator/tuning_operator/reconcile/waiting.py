@@ -45,9 +45,19 @@ def _cause(job: JobView, pods: Sequence[PodView], seen: TargetSnapshot) -> tuple
         quota = "quota" in job.create_problem.lower()
         reason = Reason.QUOTA_EXCEEDED if quota else Reason.PODS_NOT_CREATED
         return reason, f"pods of Job {job.name} are refused: {line(job.create_problem, _WORDS_BYTES)}"
-    if any(pod.phase == "Unknown" for pod in pods):
-        return Reason.STARTING, f"the node of pod {pods[0].name} does not answer"
-    return Reason.STARTING, f"pods of Job {job.name} are starting"
+    silent = next((pod for pod in pods if pod.phase == "Unknown"), None)
+    if silent is not None:
+        return Reason.STARTING, f"the node of pod {silent.name} does not answer"
+    return Reason.STARTING, f"pods of Job {job.name} are starting{_again(job, seen)}"
+
+
+def _again(job: JobView, seen: TargetSnapshot) -> str:
+    """What the last pod that failed said: its successor waits some seconds longer after each."""
+    over = [pod for pod in seen.pods if pod.job == job.name and pod.over and pod.exit_code]
+    last = max(over, key=lambda pod: (pod.since.timestamp() if pod.since else 0.0, pod.name), default=None)
+    if last is None:
+        return ""
+    return f" again; the last ended with exit code {last.exit_code} {line(f'{last.reason} {last.message}', _WORDS_BYTES)}"
 
 
 def _container(pod: PodView) -> tuple[str, str]:
