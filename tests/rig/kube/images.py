@@ -24,6 +24,8 @@ Target = Literal["operator", "worker", "cli"]
 
 SOURCE = Path(__file__).parents[3]
 BUILD_SECONDS = 1800.0
+KEEP = 3
+"""Archives of a target: those of earlier sources may serve again, or serve another checkout."""
 
 PAUSE = "localhost/pause:1"
 """Name of the pause image."""
@@ -74,7 +76,21 @@ def image(target: Target) -> Image:
             if not found.archive.exists():
                 arguments = [f"--target={target}", f"--build-arg=BASE={base}", *_pip_secrets(Path(folder))]
                 _build(found, SOURCE, SOURCE / "Dockerfile", arguments)
+                _forget_others(found)
     return found
+
+
+def _forget_others(kept: Image) -> None:
+    """Images of earlier sources. Layers that they share with the kept one stay."""
+    repository, _, tag = kept.name.rpartition(":")
+    for line in buildah("images", "--format={{.Name}}:{{.Tag}}").split():
+        if line.startswith(f"{repository}:") and line != kept.name:
+            buildah("rmi", line)
+    former = sorted(
+        kept.archive.parent.glob(f"{kept.archive.name.removesuffix(f'{tag}.tar')}*.tar"), key=lambda path: path.stat().st_mtime
+    )
+    for path in former[:-KEEP]:
+        path.unlink(missing_ok=True)
 
 
 def pause_image() -> Image:
@@ -98,7 +114,7 @@ def _build(made: Image, context: Path, dockerfile: Path, arguments: Iterable[str
             *("build", "--layers", "--timestamp=0", "--format=oci", f"--tag={made.name}", f"--file={dockerfile}"),
             *(*arguments, context),
         )
-        buildah("push", made.name, f"oci-archive:{aside}:{made.name}")
+        buildah("push", "--disable-compression", made.name, f"oci-archive:{aside}:{made.name}")
         aside.replace(made.archive)
     except CommandFailed as error:
         raise RigUnavailable(f"image {made.name}: {error}") from None
