@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import kopf
 
-from tuner_job.api.base import GROUP
+from tuner_job.api.base import GROUP, InputError
 from tuning_operator.catalog import KINDS, Catalog
 from tuning_operator.config import OperatorConfig
 from tuning_operator.kube.api import JOBS, TUNING_JOBS, KubeError, Resource
@@ -33,6 +34,11 @@ SILENCE_SECONDS = 70.0
 """A stream that is silent for so long is dead, and begun anew: the server sends a bookmark each minute."""
 STOP_SECONDS = 10.0
 """For kopf to end once it is told to."""
+
+
+SIGN_INS = 5
+SIGN_IN_SECONDS = 60.0
+"""As many sign-ins within so long mean that the API server refuses the credentials for good."""
 
 
 class WatchEnded(Exception):
@@ -77,71 +83,59 @@ class Watch:
         self._catalog = catalog
         self._heard = heard
         self._silence = silence_seconds
+        self._signed_in: deque[float] = deque(maxlen=SIGN_INS)
         self._stale = WorkQueue()
         """Plural and name of cluster objects to read again."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns after `stop`, when kopf has ended. Raises WatchEnded when that ends before."""
-        main, there = asyncio.get_running_loop(), asyncio.new_event_loop()
-        told_to_stop = asyncio.Event()
-        ended: asyncio.Future[None] = main.create_future()
-
-        def live() -> None:
-            problem: BaseException | None = None
-            try:
-                with asyncio.Runner(loop_factory=lambda: there) as runner:
-                    runner.run(self._kopf(main, told_to_stop))
-            except BaseException as error:  # whatever it is, the main thread must hear of it
-                problem = error
-            with suppress(RuntimeError):  # the main loop is closed: nobody waits any more
-                main.call_soon_threadsafe(_settle, ended, problem)
-
-        threading.Thread(target=live, name="kopf", daemon=True).start()
+        kopf_thread = _KopfThread(self._kopf)
         refreshing = asyncio.create_task(self._refresh_forever(), name="catalog refresh")
         stopping = asyncio.create_task(stop.wait(), name="watch stop")
         try:
-            waiting: set[asyncio.Future[Any]] = {ended, refreshing, stopping}
+            waiting: set[asyncio.Future[Any]] = {kopf_thread.ending, kopf_thread.ended, refreshing, stopping}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                raise WatchEnded(f"the watch ended: {_words(ended if ended.done() else refreshing)}")
+                raise WatchEnded(f"the watch ended: {_words(refreshing) if refreshing.done() else kopf_thread.words}")
         finally:
-            with suppress(RuntimeError):  # it has ended already
-                there.call_soon_threadsafe(told_to_stop.set)
             self._stale.close()
             refreshing.cancel()
             stopping.cancel()
             await asyncio.gather(refreshing, stopping, return_exceptions=True)
-            await asyncio.wait({ended}, timeout=STOP_SECONDS)
-            if not ended.done():
-                log.warning("kopf has not ended %.0f s after it was told to", STOP_SECONDS)
-            elif (error := ended.exception()) and stop.is_set():
-                log.warning("kopf failed while it stopped: %s", error)
+            await kopf_thread.end(in_order=stop.is_set())
 
-    async def _kopf(self, main: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-        logging.getLogger("kopf._core.reactor.running").setLevel(
-            logging.ERROR
-        )  # it warns that it does not see signals, as it must
+    async def _kopf(self, thread: _KopfThread) -> None:
         namespaces = self._config.namespaces
         await kopf.operator(
-            registry=self._registry(main),
+            registry=self._registry(thread),
             settings=_settings(self._silence),
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
-            stop_flag=stop,
+            stop_flag=thread.told_to_stop,
         )
 
-    def _registry(self, main: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+    def _registry(self, thread: _KopfThread) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
+
+        @kopf.on.cleanup(registry=registry, id="cleanup")
+        async def cleanup(**_: object) -> None:
+            thread.tell(thread.begins_to_end, "")
 
         @kopf.on.login(registry=registry, id="login", errors=kopf.ErrorsMode.PERMANENT)
         async def login(**_: object) -> kopf.AiohttpSession:
-            session = await open_session(self._kubeconfig)
+            # Whoever is refused is sent here at once, without end; and a login that fails leaves kopf waiting for ever.
+            try:
+                await self._before_sign_in()
+                session = await open_session(self._kubeconfig)
+            except Exception as error:
+                thread.tell(thread.begins_to_end, str(error))
+                raise
             return kopf.AiohttpSession(server=session.server, aiohttp_session=session.http)
 
         def forward(resource: Resource, tell: Callable[[Mapping[str, Any]], None]) -> None:  # Any: the server's JSON
             async def handle(meta: Mapping[str, Any], **_: object) -> None:
-                main.call_soon_threadsafe(self._told, resource, tell, meta)
+                thread.tell(self._told, resource, tell, meta)
 
             kopf.on.event(resource.group, resource.version, resource.plural, registry=registry, id=resource.plural)(handle)
 
@@ -150,6 +144,15 @@ class Watch:
         for resource in KINDS:
             forward(resource, lambda meta, plural=resource.plural: self._stale.add((plural, meta["name"])))  # type: ignore[misc]
         return registry
+
+    async def _before_sign_in(self) -> None:
+        """Waits a little after the first one. Raises InputError when there were too many."""
+        now = asyncio.get_running_loop().time()
+        if len(self._signed_in) == SIGN_INS and now - self._signed_in[0] < SIGN_IN_SECONDS:
+            raise InputError(f"the API server refused the credentials {SIGN_INS} times within {SIGN_IN_SECONDS:.0f} s")
+        if self._signed_in:
+            await asyncio.sleep(1)
+        self._signed_in.append(now)
 
     def _told(self, resource: Resource, tell: Callable[[Mapping[str, Any]], None], meta: Mapping[str, Any]) -> None:
         self.last_event_at[resource.plural] = asyncio.get_running_loop().time()
@@ -198,15 +201,83 @@ def _settings(silence_seconds: float) -> kopf.OperatorSettings:
     return chosen
 
 
-def _settle(ended: asyncio.Future[None], problem: BaseException | None) -> None:
-    if ended.done():
-        return
-    if problem is None:
-        ended.set_result(None)
-    elif isinstance(problem, Exception):
-        ended.set_exception(problem)
-    else:
-        ended.set_exception(RuntimeError(f"{type(problem).__name__}: {problem}"))  # a future cannot carry SystemExit and its like
+class _KopfThread:
+    """Kopf's thread, as the loop that starts it sees it."""
+
+    def __init__(self, work: Callable[[_KopfThread], Coroutine[Any, Any, None]]) -> None:
+        self._main = asyncio.get_running_loop()
+        self._own = asyncio.new_event_loop()
+        self.told_to_stop = asyncio.Event()
+        self.ending: asyncio.Future[str] = self._main.create_future()
+        """Done as soon as kopf begins to end, with the reason if that is known: once one of its watches has failed, others of
+        them may keep it from ending for ever."""
+        self.ended: asyncio.Future[None] = self._main.create_future()
+        self._last_words = _LastWords()
+        self._thread = threading.Thread(target=self._live, args=(work,), name="kopf", daemon=True)
+        self._thread.start()
+
+    @property
+    def words(self) -> str:
+        """Why it ends."""
+        told = self.ending.result() if self.ending.done() else ""
+        return told or self._last_words.first or (_words(self.ended) if self.ended.done() else "kopf does not say why")
+
+    def tell(self, what: Callable[..., None], *arguments: object) -> None:
+        """From the thread: have the main loop do it."""
+        with suppress(RuntimeError):  # that loop is closed: nobody listens any more
+            self._main.call_soon_threadsafe(what, *arguments)
+
+    def begins_to_end(self, why: str) -> None:
+        if not self.ending.done():
+            self.ending.set_result(why)
+
+    async def end(self, *, in_order: bool) -> None:
+        """Wait a while until it has ended; if not in order, hardly: the process ends, and it with that."""
+        with suppress(RuntimeError):  # its loop is closed: it has ended already
+            self._own.call_soon_threadsafe(self.told_to_stop.set if in_order else self._own.stop)
+        await asyncio.wait({self.ended}, timeout=STOP_SECONDS if in_order else 1.0)
+        if not self.ended.done():
+            if not in_order:
+                return
+            log.warning("kopf has not ended %.0f s after it was told to", STOP_SECONDS)
+        elif (error := self.ended.exception()) and in_order:
+            log.warning("kopf failed while it stopped: %s", error)
+
+    def _live(self, work: Callable[[_KopfThread], Coroutine[Any, Any, None]]) -> None:
+        logger = logging.getLogger("kopf")
+        logger.addHandler(self._last_words)
+        # it warns that it sees no signals, as is meant
+        logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+        problem: Exception | None = None
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._own) as runner:
+                runner.run(work(self))
+        except Exception as error:
+            problem = error
+        except BaseException as error:  # a future carries no SystemExit and its like
+            problem = RuntimeError(f"{type(error).__name__}: {error}")
+        finally:
+            logger.removeHandler(self._last_words)
+            self.tell(self._settle, problem)
+
+    def _settle(self, problem: Exception | None) -> None:
+        if problem is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(problem)
+
+
+class _LastWords(logging.Handler):
+    """What kopf says of the first of its lasting tasks that fails: it keeps the error itself to the end, if it comes to one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.first = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if not self.first and " has failed: " in message:
+            self.first = " ".join(message.split())
 
 
 def _words(ended: asyncio.Future[None]) -> str:

@@ -209,13 +209,14 @@ async def open_session(kubeconfig: Path | None) -> Session:
             headers={"User-Agent": USER_AGENT},
             middlewares=(sign,),
             proxy=configuration.proxy,
-            trust_env=True,
         ),
     )
 
 
 async def _configuration(kubeconfig: Path | None) -> Configuration:
     configuration = Configuration()
+    # Proxies of the environment are for the world outside; looking them up would also cost a thread for each request.
+    configuration.client_session_kwargs = {"trust_env": False}
     try:
         if kubeconfig is None:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
