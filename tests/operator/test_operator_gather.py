@@ -304,6 +304,7 @@ def test_what_is_not_settled_is_read(tmp_path: Path, cause: str) -> None:
         if cause == "live job":
             seed_job(cluster, snapshot=first)
         assert target(await cluster.look()).run is not None
+        assert asked(cluster, PODS) == (cause == "live job")
 
     asyncio.run(main())
 

@@ -11,7 +11,7 @@ from tuner_job.api.base import digest_of
 from tuner_job.api.messages import Owner, RunRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.keys import Signer, TrustRoot
-from tuner_job.store.objects import ObjectStore
+from tuner_job.store.objects import ObjectStore, StoreReadOnly
 from tuner_job.store.pointers import PointerName
 from tuner_job.store.release import Wish
 from tuner_job.store.verify import verify
@@ -163,7 +163,7 @@ def test_a_key_that_cannot_be_used_is_a_problem(key: Path, store: CountingStore,
     else:
         key.write_text("rubbish")
     found = problem(put_out(key, store, run))
-    assert (found.reason, found.transient) == ("KeyUnusable", False)
+    assert (found.reason, found.transient) == ("KeyUnusable", True), "mounting another one is enough"
     assert str(key) in found.message
     assert not list(store.list(layout.MANIFESTS))
 
@@ -234,6 +234,28 @@ def test_a_pin_to_nothing_is_a_problem(key: Path, store: CountingStore) -> None:
     finish(store, run)
     put_out(key, store, run)
     assert problem(put_out(key, store, run, Wish(pinned="0" * 64))).reason == "ManifestMissing"
+
+
+def test_a_pin_that_is_withdrawn_is_undone(key: Path, store: CountingStore) -> None:
+    old, new = begun(store, device_seconds=1), begun(store, device_seconds=2)
+    finish(store, old)
+    finish(store, new)
+    first = publication(put_out(key, store, old))
+    pinned = publication(put_out(key, store, new, Wish(pinned=first.manifest.removeprefix("sha256:"))))
+    assert (pinned.state, pinned.served) == ("Pinned", first.served)
+    assert publication(put_out(key, store, new)).state == "Served"
+
+
+def test_a_store_that_may_not_be_written_is_waited_for(key: Path, store: CountingStore) -> None:
+    run = begun(store)
+    finish(store, run)
+
+    class ReadOnly(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            raise StoreReadOnly(f"{key}: these credentials may not")
+
+    found = problem(put_out(key, ReadOnly(store.inner), run))
+    assert (found.reason, found.transient) == ("StoreReadOnly", True)
 
 
 def test_what_the_api_server_cannot_tell_is_not_guessed(key: Path, store: CountingStore) -> None:

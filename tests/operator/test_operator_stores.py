@@ -381,3 +381,18 @@ def test_a_probe_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
         await these.close()
 
     asyncio.run(main())
+
+
+def test_a_store_that_was_honest_counts_as_such_while_it_is_looked_at_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        store, clock = counting_store(), [0.0]
+        these = stores(tmp_path, opener=lambda _url, _options: store, clock=lambda: clock[0], patience=HANG_SECONDS)
+        while await these.check(views()[0]) is not None:
+            await asyncio.gather(*these._probing.values())
+        store.gate, clock[0] = threading.Event(), 3601.0
+        assert await these.check(views()[0]) is None
+        store.gate.set()
+        await asyncio.gather(*these._probing.values())
+        await these.close()
+
+    asyncio.run(main())

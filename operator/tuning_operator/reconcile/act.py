@@ -11,7 +11,7 @@ from tuner_job.api.messages import StopRecord
 from tuner_job.campaign.start import start_run
 from tuner_job.store import layout
 from tuner_job.store.beats import mark_dead
-from tuner_job.store.objects import ObjectStore
+from tuner_job.store.objects import ObjectStore, StoreUnavailable
 from tuner_job.store.records import create_record
 from tuner_job.store.release import Wish
 from tuning_operator.actions import Action, CreateJob, DeleteJob, Publish, RecordDeath, StartRun, StopAttempt
@@ -199,7 +199,7 @@ class Actor:
 
         try:
             outcome = await self._stores.call(wanted.store, publish, PUBLISH_SECONDS)
-        except TrtfleetError as error:
+        except StoreUnavailable as error:
             outcome = problem_of(error)
         self._memory.published(wanted.run, wish, outcome)
         what = f"run {wanted.run} of target {action.target}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,8 +12,8 @@ from tuner_job.api.base import InputError, TrtfleetError, first_problem
 from tuner_job.api.messages import Interval, Owner, PointerRecord, RunRecord, VerdictRecord
 from tuner_job.api.tuningjob_status import GainInterval, PublishedEngine
 from tuner_job.store import layout, pointers
-from tuner_job.store.keys import Signer, TrustRoot
-from tuner_job.store.objects import ObjectStore
+from tuner_job.store.keys import KeyProblem, Signer, TrustRoot
+from tuner_job.store.objects import ObjectStore, StoreReadOnly
 from tuner_job.store.records import read_record
 from tuner_job.store.release import Wish, release
 from tuning_operator.records.mirror import gain_text, genuine_run
@@ -51,6 +52,8 @@ class Publisher:
             )
             served = None if ended.pointer is None else _served(store, ended.pointer, wanted)
             return Publication(ended.state, f"sha256:{ended.published.digest}", served)
+        except (KeyProblem, StoreReadOnly) as error:  # administrators mend it, and nobody edits the job for it
+            return replace(problem_of(error), transient=True)
         except TrtfleetError as error:
             return problem_of(error)
 
