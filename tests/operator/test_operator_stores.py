@@ -161,7 +161,7 @@ def test_a_secret_that_is_not_mounted_is_named(tmp_path: Path) -> None:
 
 def test_a_key_that_the_secret_lacks_is_named(tmp_path: Path) -> None:
     mount(tmp_path / "admin", {"AWS_ACCESS_KEY_ID": "id"})
-    with pytest.raises(StoreNotMounted, match="has no key AWS_SECRET_ACCESS_KEY"):
+    with pytest.raises(StoreNotMounted, match="does not exist, or has no key AWS_SECRET_ACCESS_KEY"):
         stores(tmp_path).open(seen(credentials={"type": "Secret", "secret": SECRET}))
 
 

@@ -266,7 +266,8 @@ class Stores:
         try:
             return _mounted(folder, wanted)  # a rotation replaces the folder behind the link
         except FileNotFoundError as error:
-            what = f"has no key {Path(error.filename).name}" if folder.is_dir() else "is not mounted into the operator"
+            lacks = f"does not exist, or has no key {Path(error.filename).name}"
+            what = lacks if folder.is_dir() else "is not mounted into the operator"
             raise StoreNotMounted(
                 f"ArtifactStore {view.name}: Secret {view.operator_secret} {what} (looked in {folder}); "
                 f"create it in the operator's namespace and name it in the chart's stores"
