@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chart_helm import CHART, NAMESPACE, RELEASE, REQUIRED, Grant, Helm, Object, Values
@@ -10,6 +11,36 @@ from rig.kube.control_plane import ControlPlane
 
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 NOBODY = f"system:serviceaccount:{NAMESPACE}:nobody"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether a user may do something."""
+
+    verb: str
+    what: str
+    """`resource`, `resource.group` or `resource.group/subresource`."""
+    namespace: str = ""
+    name: str = ""
+    user: str = OPERATOR
+
+    @property
+    def groups(self) -> list[str]:
+        accounts = ["system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}"]
+        return ["system:authenticated", *(accounts if self.user.startswith("system:serviceaccount:") else [])]
+
+    @property
+    def attributes(self) -> Object:
+        resource, _, subresource = self.what.partition("/")
+        plural, _, group = resource.partition(".")
+        return {
+            "verb": self.verb,
+            "group": group,
+            "resource": plural,
+            "subresource": subresource,
+            "namespace": self.namespace,
+            "name": self.name,
+        }
 
 
 @dataclass
@@ -68,22 +99,27 @@ class Cluster:
             for verb in rule["verbs"]
         }
 
-    def may(self, verb: str, what: str, namespace: str = "", name: str = "", user: str = OPERATOR) -> bool:
-        """`kubectl auth can-i`; `what` is `resource.group/subresource`."""
-        resource, _, subresource = what.partition("/")
-        plural, _, group = resource.partition(".")
-        asked = {
-            "verb": verb,
-            "group": group,
-            "resource": plural,
-            "subresource": subresource,
-            "namespace": namespace,
-            "name": name,
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": asked},
-        }
-        said = self.plane.kubectl("create", "--filename=-", "--output=json", stdin=json.dumps(review))
-        return bool(json.loads(said)["status"]["allowed"])
+    def may(self, *questions: Question) -> list[bool]:
+        """`kubectl auth can-i`, for many questions at once."""
+        reviews = [
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": each.user, "groups": each.groups, "resourceAttributes": each.attributes},
+            }
+            for each in questions
+        ]
+        listed = {"apiVersion": "v1", "kind": "List", "items": reviews}
+        said = self.plane.kubectl("create", "--filename=-", "--output=json", stdin=json.dumps(listed))
+        answers = [bool(each["status"]["allowed"]) for each in _documents(said)]
+        assert len(answers) == len(questions)
+        return answers
+
+
+def _documents(text: str) -> Iterator[Object]:
+    """kubectl prints one after the other."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text.rstrip()):
+        found, end = decoder.raw_decode(text, at)
+        yield found
+        at = end + len(text[end:]) - len(text[end:].lstrip())
