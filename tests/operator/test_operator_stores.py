@@ -57,7 +57,8 @@ def mount(folder: Path, keys: Mapping[str, str]) -> None:
 
 def opening(opened: list[dict[str, str]]) -> Callable[[str, Mapping[str, str]], ObjectStore]:
     def opener(_url: str, options: Mapping[str, str]) -> ObjectStore:
-        opened.append(dict(options))
+        assert options["timeoutSeconds"] == str(module.REQUEST_SECONDS)
+        opened.append({name: value for name, value in options.items() if name != "timeoutSeconds"})
         return counting_store()
 
     return opener

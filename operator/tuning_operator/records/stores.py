@@ -36,6 +36,9 @@ OPENED = 256
 PATIENCE_SECONDS = 5.0
 """How long a call waits for a free thread of its store, or for a probe that is under way."""
 
+REQUEST_SECONDS = 10
+"""For one request, less than workers give theirs: records are small, and threads few."""
+
 PROBE_SECONDS = 60.0
 PROBE_GOOD_SECONDS = 3600.0
 PROBE_BAD_SECONDS = 300.0
@@ -155,7 +158,7 @@ class Stores:
             if known is not None and known.credentials == credentials:
                 self._opened.move_to_end(place)
                 return known.store
-        store = self._opener(view.url, {**view.options, **credentials})
+        store = self._opener(view.url, {"timeoutSeconds": str(REQUEST_SECONDS), **view.options, **credentials})
         with self._lock:
             self._opened[place] = _Opened(credentials, store)
             self._opened.move_to_end(place)
