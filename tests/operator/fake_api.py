@@ -135,6 +135,8 @@ class FakeApi:
 
     async def list(self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = "") -> list[Object]:
         def answer() -> list[Object]:
+            matches_labels(labels, {})  # a wrong selector is refused even where there is nothing to select
+            matches_fields(resource, fields, {})
             found = self.all(resource, namespace)
             found = [each for each in found if matches_labels(labels, each["metadata"].get("labels") or {})]
             return [each for each in found if matches_fields(resource, fields, each)]

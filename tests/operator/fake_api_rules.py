@@ -87,13 +87,16 @@ def pruned(value: Any, schema: Mapping[str, Any]) -> Any:
 
 def matches_labels(selector: str, labels: Mapping[str, str]) -> bool:
     """`a=b,c!=d,e,!f,g in (h,i)`. Raises Invalid."""
-    return all(_requirement(term.strip(), labels) for term in re.split(r",(?![^(]*\))", selector) if term.strip())
+    terms = [term.strip() for term in re.split(r",(?![^(]*\))", selector)]
+    met = [_requirement(term, labels) for term in terms if term]
+    return all(met)
 
 
 def matches_fields(resource: Resource, selector: str, body: Object) -> bool:
     """Raises Invalid for a field that the server cannot select by."""
     version = _crd_version(resource)
     ours = {each["jsonPath"].lstrip(".") for each in version.get("selectableFields", ())} if version else set()
+    holds = True
     for term in filter(None, selector.split(",")):
         field, operator, wanted = re.fullmatch(r"([^=!]+)(!=|==|=)(.*)", term).groups()  # type: ignore[union-attr]
         if field not in {"metadata.name", "metadata.namespace"} | ours | _SELECTABLE.get(resource, set()):
@@ -102,9 +105,8 @@ def matches_fields(resource: Resource, selector: str, body: Object) -> bool:
         for part in field.split("."):
             value = value.get(part, "") if isinstance(value, dict) else ""
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        if (text == wanted) != (operator != "!="):
-            return False
-    return True
+        holds = holds and (text == wanted) == (operator != "!=")
+    return holds
 
 
 def _requirement(term: str, labels: Mapping[str, str]) -> bool:
@@ -115,6 +117,8 @@ def _requirement(term: str, labels: Mapping[str, str]) -> bool:
         if not _VALUE.fullmatch(found[3]) or len(found[3]) > 63:
             raise Invalid(f"unable to parse requirement: invalid label value {found[3]!r}", code=400)
         return (labels.get(found[1]) == found[3]) == (found[2] != "!=")
+    if not _KEY.fullmatch(term.removeprefix("!")):
+        raise Invalid(f"unable to parse requirement: {term!r}", code=400)
     return term[1:] not in labels if term.startswith("!") else term in labels
 
 
