@@ -234,4 +234,4 @@ def _machine(**options: Any) -> Any:
     return case
 
 
-TestOperator = _machine(max_examples=150, stateful_step_count=40)
+TestOperator = _machine(max_examples=200, stateful_step_count=40)

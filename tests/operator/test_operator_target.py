@@ -122,6 +122,16 @@ def test_jobs_of_a_removed_target_are_drained_while_others_go_on() -> None:
     assert [each.name for each in cases.decide(gone, CONFIG).status.targets] == ["gpu"]
 
 
+def test_jobs_of_removed_targets_that_the_status_has_no_room_for_end_at_once() -> None:
+    names = tuple(f"t{index}" for index in range(12))
+    job = cases.job(targets=names)
+    seen = [cases.TargetSnapshot(name, wanted=wanted(job, name)) for name in names]
+    removed = batch(OLD, "explore", 4, target="edge")
+    decision = cases.decide(cases.snapshot(job, *seen, orphans=(removed,), orphan_runs={OLD: STORE}), CONFIG)
+    assert DeleteJob(removed.name, removed.uid, "its target was removed") in decision.actions
+    assert [each.name for each in decision.status.targets] == list(names)
+
+
 # 3: problems before any run
 
 
@@ -251,6 +261,13 @@ def test_suspended_while_the_store_is_away_ends_after_one_trials_time() -> None:
     told = look(SUSPENDED, **seen)
     assert told.actions == ()
     assert kinds(look(after(SUSPENDED, told), now=later(TRIAL + 1), **seen)) == ["DeleteJob"]
+
+
+def test_suspended_while_a_reference_is_missing_stops_the_workers_all_the_same() -> None:
+    live = batch(WANTED, "explore", 2)
+    seen = cases.TargetSnapshot("gpu", problem=Problem("ReferenceNotFound", "x"), jobs=(live,), pods=(pod(live),))
+    decision = cases.decide(cases.snapshot(SUSPENDED, seen, orphan_runs={WANTED.run: STORE}), CONFIG)
+    assert decision.actions == (StopAttempt(WANTED.run, STORE, 2, "Suspended"),)
 
 
 def test_resuming_is_a_new_attempt_of_the_unfinished_stage() -> None:

@@ -131,7 +131,7 @@ class Case:
         def marker(job: JobView) -> StopAttempt | None:
             store = self._store_of(job)
             known = run is not None and job.run == run.record.run and job.attempt in run.stopped
-            usable = marked and not known and problem is None
+            usable = marked and not known and (problem is None or not problem.transient)
             return StopAttempt(job.run, store, job.attempt, reason) if usable and store is not None else None
 
         hopeless = tuple(
