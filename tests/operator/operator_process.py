@@ -35,7 +35,7 @@ class OperatorProcess:
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump({"port": self.port, "bindAddress": LOOPBACK, **settings}))
         command = [sys.executable, "-m", "tuning_operator.main", "--config", config, "--kubeconfig", kubeconfig]
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        environment = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

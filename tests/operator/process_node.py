@@ -11,6 +11,7 @@ import base64
 import http.client
 import json
 import os
+import platform
 import shlex
 import signal
 import ssl
@@ -131,8 +132,9 @@ class ProcessNode:
         container = pod["spec"]["containers"][0]
         scratch, end_message = self._folder / f"{name}.scratch", self._folder / f"{name}.end"
         scratch.mkdir()
-        environment = {"PATH": os.environ["PATH"], "HOME": str(scratch), **self._environment(pod, container)}
         places = {"/scratch": str(scratch), "/dev/termination-log": str(end_message), "python": sys.executable}
+        own = {name: places.get(value, value) for name, value in self._environment(pod, container).items()}
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ} | own
         words = [_expanded(word, environment) for word in (*container.get("command", ()), *container.get("args", ()))]
         with (self._folder / f"{name}.log").open("wb") as log:
             log.write(f"{shlex.join(words)}\n".encode())
@@ -215,7 +217,9 @@ class ProcessNode:
 @contextmanager
 def process_node(plane: ControlPlane, folder: Path, name: str, labels: dict[str, str] | None = None) -> Iterator[ProcessNode]:
     """A node that takes pods until the end of the block."""
-    plane.fake_node(name, {}, labels)
+    architecture = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    own = {"kubernetes.io/arch": architecture, "kubernetes.io/os": "linux", "kubernetes.io/hostname": name}
+    plane.fake_node(name, {}, own | (labels or {}))
     node = ProcessNode(plane, folder, name)
     node.start()
     try:

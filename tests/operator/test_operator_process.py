@@ -65,7 +65,7 @@ class Site:
                 "warmupLimitMilliseconds": 100,
             },
             "search": {"strategy": "Expression", "expression": "-session:memory_pattern=[on|off] -session:memory_reuse=[on|off]"},
-            "budget": {"gpuSeconds": 100_000, "maxTrials": 4},
+            "budget": {"gpuSeconds": 100_000, "maxTrials": 4, "trialTimeoutSeconds": 120},
             **spec,
         }
         body = {"apiVersion": "trtfleet.dev/v1alpha1", "kind": "TuningJob", "metadata": {"name": name}, "spec": whole}
