@@ -172,6 +172,13 @@ class Observed:
             counts[trial] = number
         return counts
 
+    def counted(self) -> int:
+        """How many ends of trials the beats of all workers add up to."""
+        assert self.reader is not None
+        beats = [self.reader.beat(name) for name in self.reader.workers()]
+        assert all(beat.done == sum(beat.outcomes.values()) for beat in beats if beat)
+        return sum(beat.done for beat in beats if beat)
+
     def built(self, pattern: str) -> int:
         """How many engines of `pattern` lie in the folders of the workers that live."""
         count = 0
