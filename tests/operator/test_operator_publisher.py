@@ -11,7 +11,7 @@ from tuner_job.api.base import digest_of
 from tuner_job.api.messages import Owner, RunRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.keys import Signer, TrustRoot
-from tuner_job.store.objects import ObjectStore, StoreReadOnly
+from tuner_job.store.objects import ObjectStore, StoreReadOnly, StoreUnavailable
 from tuner_job.store.pointers import PointerName
 from tuner_job.store.release import Wish
 from tuner_job.store.verify import verify
@@ -213,12 +213,12 @@ def test_a_job_that_asks_for_something_else_by_now_is_waited_for(key: Path, stor
     assert pointers.read(store, NAME) is None
 
 
-def test_an_outage_is_waited_for(key: Path, store: CountingStore) -> None:
+def test_an_outage_is_no_answer(key: Path, store: CountingStore) -> None:
     run = begun(store)
     finish(store, run)
     store.down = True
-    found = problem(put_out(key, store, run))
-    assert (found.reason, found.transient) == ("StoreUnavailable", True)
+    with pytest.raises(StoreUnavailable):
+        put_out(key, store, run)
 
 
 def test_an_engine_that_is_gone_is_a_problem(key: Path, store: CountingStore) -> None:

@@ -207,12 +207,21 @@ def views() -> tuple[StoreView, StoreView]:
     return StoreView("one", "s3://one/team", {}), StoreView("two", "s3://two/team", {})
 
 
-def hanging(tmp_path: Path) -> tuple[Stores, CountingStore, CountingStore]:
+def hanging(tmp_path: Path) -> tuple[Stores, CountingStore, CountingStore, list[float]]:
     """Two threads for each of two stores; the first store hangs."""
     one, two = counting_store(), counting_store()
     one.gate = threading.Event()
-    these = stores(tmp_path, opener=lambda url, _options: one if url.startswith("s3://one") else two, patience=HANG_SECONDS)
-    return these, one, two
+    clock = [0.0]
+
+    def opener(url: str, _options: Mapping[str, str]) -> ObjectStore:
+        return one if url.startswith("s3://one") else two
+
+    def passing() -> float:
+        """Every look at the clock takes so long that any failure is a slow one."""
+        clock[0] += HANG_SECONDS
+        return clock[0]
+
+    return stores(tmp_path, opener=opener, clock=passing, patience=HANG_SECONDS), one, two, clock
 
 
 def test_work_runs_in_a_thread_of_its_store_and_its_errors_come_back(tmp_path: Path) -> None:
@@ -232,13 +241,16 @@ def test_work_runs_in_a_thread_of_its_store_and_its_errors_come_back(tmp_path: P
 
 def test_a_store_that_hangs_is_given_up_and_disturbs_no_other(tmp_path: Path) -> None:
     async def main() -> None:
-        these, one, _ = hanging(tmp_path)
+        these, one, _, clock = hanging(tmp_path)
         first, second = views()
         assert one.gate is not None
         calls = [these.call(first, lambda store: store.exists("a"), HANG_SECONDS) for _ in range(2)]
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(end, StoreUnavailable) for end in ends)
         asked = len(one.asked)
+        with pytest.raises(StoreUnavailable, match="no answer within"):
+            await these.call(first, lambda store: store.exists("a"), HANG_SECONDS)
+        clock[0] += module.AWAY_SECONDS
         with pytest.raises(StoreUnavailable, match="it hangs"):
             await these.call(first, lambda store: store.exists("a"), HANG_SECONDS)
         assert len(one.asked) == asked, "nothing more is asked of it"
@@ -255,7 +267,7 @@ def test_a_store_that_hangs_is_given_up_and_disturbs_no_other(tmp_path: Path) ->
 
 def test_who_finds_all_threads_of_a_slow_store_busy_is_told_so(tmp_path: Path) -> None:
     async def main() -> None:
-        these, one, _ = hanging(tmp_path)
+        these, one, _, _ = hanging(tmp_path)
         first, _ = views()
         assert one.gate is not None
         busy = [asyncio.create_task(these.call(first, lambda store: store.exists("a"), 60)) for _ in range(2)]
@@ -269,9 +281,55 @@ def test_who_finds_all_threads_of_a_slow_store_busy_is_told_so(tmp_path: Path) -
     asyncio.run(main())
 
 
+def test_a_slow_failure_holds_up_nobody_else_until_one_call_finds_the_store_back(tmp_path: Path) -> None:
+    store, clock = counting_store(), [0.0]
+
+    def slowly(given: ObjectStore) -> bool:
+        clock[0] += 20
+        return given.exists("a")
+
+    async def main() -> None:
+        these = stores(tmp_path, opener=lambda _url, _options: store, clock=lambda: clock[0])
+        first, second = views()
+        store.down = True
+        with pytest.raises(StoreUnavailable, match="down on purpose"):
+            await these.call(first, slowly, 60)
+        with pytest.raises(StoreUnavailable, match="down on purpose"):
+            await these.call(first, lambda _store: pytest.fail("it was asked"), 60)
+        assert await these.call(second, lambda _store: True, 60), "another store's threads are its own"
+        clock[0] += module.AWAY_SECONDS
+        trying = asyncio.create_task(these.call(first, slowly, 60))
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailable):
+            await these.call(first, lambda _store: pytest.fail("two at once"), 60)
+        with pytest.raises(StoreUnavailable):
+            await trying
+        store.down = False
+        clock[0] += module.AWAY_SECONDS
+        assert await these.call(first, slowly, 60) is False, "it is back, slow as it is"
+        assert await these.call(first, lambda _store: True, 60)
+        await these.close()
+
+    asyncio.run(main())
+
+
+def test_a_quick_failure_disturbs_nobody(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = counting_store()
+        these = stores(tmp_path, opener=lambda _url, _options: store, clock=lambda: 0.0)
+        store.down = True
+        with pytest.raises(StoreUnavailable):
+            await these.call(views()[0], lambda given: given.exists("a"), 60)
+        store.down = False
+        assert await these.call(views()[0], lambda given: given.exists("a"), 60) is False
+        await these.close()
+
+    asyncio.run(main())
+
+
 def test_after_close_nothing_begins(tmp_path: Path) -> None:
     async def main() -> None:
-        these, _, _ = hanging(tmp_path)
+        these, _, _, _ = hanging(tmp_path)
         assert await these.call(views()[1], lambda store: store.exists("a"), 30) is False
         await these.close()
         with pytest.raises(StoreUnavailable, match="stopping"):
@@ -370,7 +428,7 @@ def test_a_wrong_option_is_a_problem_and_no_exception(tmp_path: Path) -> None:
 
 def test_a_probe_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
     async def main() -> None:
-        these, one, _ = hanging(tmp_path)
+        these, one, _, _ = hanging(tmp_path)
         assert one.gate is not None
         problem = await these.check(views()[0])
         assert problem is not None

@@ -13,7 +13,7 @@ from tuner_job.api.messages import Interval, Owner, PointerRecord, RunRecord, Ve
 from tuner_job.api.tuningjob_status import GainInterval, PublishedEngine
 from tuner_job.store import layout, pointers
 from tuner_job.store.keys import KeyProblem, Signer, TrustRoot
-from tuner_job.store.objects import ObjectStore, StoreReadOnly
+from tuner_job.store.objects import ObjectStore, StoreReadOnly, StoreUnavailable
 from tuner_job.store.records import read_record
 from tuner_job.store.release import Wish, release
 from tuning_operator.records.mirror import gain_text, genuine_run
@@ -35,7 +35,7 @@ class Publisher:
     ) -> Publication | Problem:
         """Repeating it changes nothing. `current_digest`: the inputs digest that the job has now, asked before each swap.
 
-        Raises only what `current_digest` raises; all else is a Problem.
+        Raises StoreUnavailable, and what `current_digest` raises; all else is a Problem.
         """
         try:
             signer = Signer.load(self._signing_key, group_may_read=True)
@@ -52,6 +52,8 @@ class Publisher:
             )
             served = None if ended.pointer is None else _served(store, ended.pointer, wanted)
             return Publication(ended.state, f"sha256:{ended.published.digest}", served)
+        except StoreUnavailable:
+            raise
         except (KeyProblem, StoreReadOnly) as error:  # administrators mend it, and nobody edits the job for it
             return replace(problem_of(error), transient=True)
         except TrtfleetError as error:

@@ -34,7 +34,11 @@ OPENED = 256
 """Stores kept open, each namespace's prefix counted by itself."""
 
 PATIENCE_SECONDS = 5.0
-"""How long a call waits for a free thread of its store, or for a probe that is under way."""
+"""How long a call waits for a free thread of its store, or for a probe that is under way. A call that fails after longer held up
+a reconciler, …"""
+
+AWAY_SECONDS = 10.0
+"""… and for so long after it nobody else is held up; then one call finds out whether the store is back."""
 
 REQUEST_SECONDS = 10
 """For one request, less than workers give theirs: records are small, and threads few."""
@@ -99,6 +103,24 @@ class _Lane:
         self.free = asyncio.Semaphore(threads)
         self.abandoned = 0
         """Calls that outlasted their deadline and still hold a thread."""
+        self.slow = ""
+        """How the last call failed, if it took long to."""
+        self.until = 0.0
+        """Time of the next try after that."""
+        self.trying = False
+
+    def admit(self, now: float) -> bool:
+        """Whether this call finds out if the store is back. Raises StoreUnavailable at once for one that would only wait."""
+        if self.slow and (self.trying or now < self.until):
+            raise StoreUnavailable(self.slow)
+        if self.abandoned >= self.threads:
+            raise StoreUnavailable(f"store {self.name}: it hangs; {self.abandoned} calls wait for its answers. Check the store")
+        trial = self.slow != ""
+        self.trying = self.trying or trial
+        return trial
+
+    def failed(self, error: StoreUnavailable, now: float) -> None:
+        self.slow, self.until = str(error), now + AWAY_SECONDS
 
 
 class Stores:
@@ -175,13 +197,32 @@ class Stores:
         lane = self._lanes.get(view.name)
         if lane is None:
             lane = self._lanes[view.name] = _Lane(view.name, self._threads)
-        if lane.abandoned >= lane.threads:
-            raise StoreUnavailable(f"store {view.url}: it hangs; {lane.abandoned} calls wait for its answers. Check the store")
+        trial = lane.admit(self._clock())
+        try:
+            await self._thread(lane, view)
+            began = self._clock()
+            try:
+                answer = await self._run(lane, view, work, seconds)
+            except StoreUnavailable as error:
+                if (now := self._clock()) - began >= self._patience:
+                    lane.failed(error, now)
+                raise
+        finally:
+            if trial:
+                lane.trying = False
+        lane.slow = ""
+        return answer
+
+    async def _thread(self, lane: _Lane, view: StoreView) -> None:
+        """Wait for a free thread."""
         try:
             async with asyncio.timeout(self._patience):
                 await lane.free.acquire()
         except TimeoutError:
             raise StoreUnavailable(f"store {view.url}: busy; each of its {lane.threads} calls takes long. Trying again") from None
+
+    async def _run(self, lane: _Lane, view: StoreView, work: Callable[[ObjectStore], T], seconds: float) -> T:
+        """In the thread that is free, and free it when the work ends, not when it is given up."""
         loop = asyncio.get_running_loop()
         try:
             call: Future[T] = lane.pool.submit(lambda: work(self.open(view)))
