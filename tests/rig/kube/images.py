@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ Target = Literal["operator", "worker", "cli"]
 
 SOURCE = Path(__file__).parents[3]
 BUILD_SECONDS = 1800.0
-KEEP = 3
+KEEP = 2
 """Archives of a target: those of earlier sources may serve again, or serve another checkout."""
 
 PAUSE = "localhost/pause:1"
@@ -45,24 +43,15 @@ _PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "timeout", "ret
 
 @dataclass(frozen=True)
 class Image:
-    """An image in an OCI archive."""
+    """An image in an archive of docker's kind, whose layers are not compressed: nobody sends it anywhere."""
 
     name: str
     """With its tag: `localhost/trtfleet-worker:1f0c…`."""
     archive: Path
 
     @property
-    def digest(self) -> str:
-        """Of its manifest: `sha256:…`."""
-        with tarfile.open(self.archive) as archive:
-            index = archive.extractfile("index.json")
-            assert index is not None
-            return str(json.load(index)["manifests"][0]["digest"])
-
-    @property
-    def reference(self) -> str:
-        """Name and digest, as a pod or a TunerRuntime gives them."""
-        return f"{self.name.rpartition(':')[0]}@{self.digest}"
+    def repository(self) -> str:
+        return self.name.rpartition(":")[0]
 
 
 def image(target: Target) -> Image:
@@ -82,9 +71,9 @@ def image(target: Target) -> Image:
 
 def _forget_others(kept: Image) -> None:
     """Images of earlier sources. Layers that they share with the kept one stay."""
-    repository, _, tag = kept.name.rpartition(":")
+    tag = kept.name.rpartition(":")[2]
     for line in buildah("images", "--format={{.Name}}:{{.Tag}}").split():
-        if line.startswith(f"{repository}:") and line != kept.name:
+        if line.startswith(f"{kept.repository}:") and line != kept.name:
             buildah("rmi", line)
     former = sorted(
         kept.archive.parent.glob(f"{kept.archive.name.removesuffix(f'{tag}.tar')}*.tar"), key=lambda path: path.stat().st_mtime
@@ -114,7 +103,7 @@ def _build(made: Image, context: Path, dockerfile: Path, arguments: Iterable[str
             *("build", "--layers", "--timestamp=0", "--format=oci", f"--tag={made.name}", f"--file={dockerfile}"),
             *(*arguments, context),
         )
-        buildah("push", "--disable-compression", made.name, f"oci-archive:{aside}:{made.name}")
+        buildah("push", made.name, f"docker-archive:{aside}:{made.name}")
         aside.replace(made.archive)
     except CommandFailed as error:
         raise RigUnavailable(f"image {made.name}: {error}") from None

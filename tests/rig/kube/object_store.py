@@ -64,6 +64,7 @@ class MachineS3:
         return {
             "endpoint": self.endpoint,
             "region": "us-east-1",
+            "allowHttp": "true",
             "accessKeyId": self.access_key,
             "secretAccessKey": self.secret_key,
         }
