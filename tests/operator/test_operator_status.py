@@ -100,6 +100,16 @@ def test_another_run_counts_from_nothing() -> None:
     assert (target.trials.feasible, target.progress) == (1, "1/8")
 
 
+def test_counters_of_a_run_that_was_given_up_are_not_taken_for_the_last_ones() -> None:
+    settled = done(JOB)
+    other = cases.job(model={"uri": "https://models.example/other.onnx"}, status=settled.status)
+    begun = look(other, **counted(1, run_of=other))
+    assert begun.status.progress == "1/8"
+    back = look(JOB.model_copy(update={"status": begun.status}))
+    target = back.status.targets[0]
+    assert (target.trials, target.progress, target.active_run) == (None, None, None)
+
+
 def test_the_time_of_progress_moves_only_when_a_trial_ended() -> None:
     first = look(JOB, **counted(0))
     assert first.status.targets[0].last_progress_time is None

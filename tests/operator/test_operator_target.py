@@ -341,6 +341,23 @@ def test_a_poisoned_run_is_stopped_and_stalls() -> None:
     assert look(JOB, run_problem=poisoned).actions == ()
 
 
+def test_records_of_an_ended_run_that_went_bad_count_only_when_they_are_needed() -> None:
+    settled = done(JOB)
+    poisoned = Problem("PoisonedRecord", "runs/x/verdict.json: something else wrote it")
+    assert look(settled, run_problem=poisoned).status == settled.status
+    edited = after(JOB, look(settled), generation=2)
+    stalled = look(edited, run_problem=poisoned)
+    assert said(stalled.status, "Stalled") == ("True", "PoisonedRecord")
+    assert look(after(edited, stalled), run_problem=poisoned).status == stalled.status
+    assert kinds(look(after(edited, stalled), run=run(WANTED, None))) == ["Publish"]  # somebody put it right
+
+
+def test_a_failed_run_stays_failed_whatever_its_records_say() -> None:
+    stalled = after(JOB, look(JOB, **failed("discover", 1, code=64)), generation=2)
+    decision = look(stalled, run_problem=Problem("PoisonedRecord", "x"))
+    assert said(decision.status, "Stalled") == ("True", "InvalidInput")
+
+
 # 8: verdicts
 
 

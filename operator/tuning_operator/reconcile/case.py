@@ -162,14 +162,16 @@ class Case:
         reopen: bool = False,
     ) -> TargetDecision:
         """`end`: the reason with which the wanted run ends now. `reopen`: its end is taken back: publishing it is not through."""
-        status = with_counts(self.stored, self.seen.run, self.wanted_run, self.now)
-        served = publication.served if publication and publication.served else status.published
-        awaiting = publication.manifest if publication and publication.state == "AwaitingApproval" else None
         finished = self.finished is not None and not reopen
         active = None if end or finished else self._active()
+        recent = self._recent(end, reopen=reopen)
+        shown = active or next((past.id for past in recent), None)
+        status = with_counts(self.stored, self.seen.run, shown, self.now)
+        served = publication.served if publication and publication.served else status.published
+        awaiting = publication.manifest if publication and publication.state == "AwaitingApproval" else None
         updates: dict[str, object] = {
             "active_run": active,
-            "recent_runs": self._recent(end, reopen=reopen),
+            "recent_runs": recent,
             "incumbent": status.incumbent if active else None,
             "trials": status.trials and status.trials.model_copy(update={} if active else {"running": 0}),
             "published": served,

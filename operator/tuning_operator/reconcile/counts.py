@@ -13,14 +13,15 @@ MOST = 2_000_000_000
 """What a lying worker may claim: more would not fit the schema, and the status could not be written any more."""
 
 
-def with_counts(stored: TargetStatus, run: RunView | None, wanted_run: str | None, now: datetime) -> TargetStatus:
-    """The stored status with the counters of `run`; those of another run are dropped, and kept while no run is known."""
-    if run is None:
-        return stored
-    if not _is_of(stored, wanted_run):
+def with_counts(stored: TargetStatus, run: RunView | None, shown: str | None, now: datetime) -> TargetStatus:
+    """The stored status with the counters of run `shown`, of which `run` is what was read now, if anything was. Those of another
+    run are dropped."""
+    if not _is_of(stored, shown):
         stored = stored.model_copy(
             update={"trials": None, "incumbent": None, "gpu_seconds": None, "last_progress_time": None, "progress": None}
         )
+    if run is None:
+        return stored
     trials = _grown(stored.trials or TrialCounts(), _counted(run))
     grew = ended(trials) > ended(stored.trials or TrialCounts())
     return stored.model_copy(

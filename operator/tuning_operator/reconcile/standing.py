@@ -115,7 +115,8 @@ def served_as(publication: Publication, target: str, verdict: VerdictView) -> Ma
     match publication.state:
         case "Served":
             gain = percent(verdict.gain)
-            what = f"{gain} better than the default build" if verdict.significant and gain else "a default build"
+            won = f"{gain} better than the default build" if gain else "better than the default build"
+            what = won if verdict.significant else "a default build"
             return Mark(True, Reason.PUBLISHED, f"{what}; serves manifest {manifest}")
         case "AwaitingApproval":
             how = f"spec.publish.targets[{target}].approvedDigest"

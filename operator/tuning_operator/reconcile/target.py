@@ -71,7 +71,7 @@ def _finished(case: Case) -> TargetDecision | None:
     tuned = case.stored_mark(ConditionType.TUNED, past.reason)
     actions += work.tidy(case, keep_failed=not tuned.holds)
     again = case.soon if leaving else None
-    if case.moved and case.seen.run_problem is not None:
+    if case.moved and tuned.holds and case.seen.run_problem is not None:
         return _unreliable(case)
     if not case.moved or verdict is None:
         return case.outcome(_remembered(case, tuned), *actions, again=again, draining=bool(leaving))
@@ -103,12 +103,15 @@ def _suspended(case: Case) -> TargetDecision | None:
 
 
 def _unreliable(case: Case) -> TargetDecision | None:
-    """Records that cannot be relied on: another rerun token leaves them behind."""
+    """Records that cannot be relied on: another rerun token leaves them behind. A run that had ended is open again: what the spec
+    asks for now cannot be served."""
     problem = case.seen.run_problem
     if problem is None:
         return None
+    was = case.finished is not None
     if problem.transient:
-        return case.outcome(Standing("Pending", "moving", problem.reason, problem.message), again=case.poll)
+        standing = Standing("Pending", "moving", problem.reason, problem.message)
+        return case.outcome(standing, again=case.poll, observed=not was)
     live = tuple(job for job in case.own if job.end is None)
     actions = case.drain(live, problem.reason, why="the records of its run cannot be relied on")
     again = case.soon if live else None
@@ -117,6 +120,7 @@ def _unreliable(case: Case) -> TargetDecision | None:
         *actions,
         again=again,
         draining=bool(live),
+        reopen=was,
     )
 
 
