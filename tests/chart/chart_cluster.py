@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chart_helm import CHART, NAMESPACE, RELEASE, REQUIRED, Grant, Helm, Object, Values
+from chart_helm import CHART, NAMESPACE, RELEASE, Grant, Helm, Object, Values
 from rig.kube.control_plane import ControlPlane
 
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "operator"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chart_cluster import Cluster

@@ -86,6 +86,16 @@ def test_crds_that_are_not_kept_go_with_the_release(cluster: Cluster) -> None:
     wait_for("the CRDs are gone", lambda: cluster.plane.find("crd", "tuningjobs.trtfleet.dev") is None, seconds=60)
 
 
+def test_crds_that_were_applied_by_hand_can_be_taken_over(cluster: Cluster) -> None:
+    cluster.plane.kubectl("apply", "--server-side", "--filename", ROOT / "crds")
+    with pytest.raises(AssertionError, match="invalid ownership metadata"):
+        cluster.install()
+    cluster.install({}, "--take-ownership")
+    owner = cluster.plane.get("crd", "tuningjobs.trtfleet.dev")["metadata"]["annotations"]["meta.helm.sh/release-name"]
+    assert owner == RELEASE
+    cluster.clean()
+
+
 def test_helm_waits_until_the_operator_is_ready_and_no_longer(cluster: Cluster) -> None:
     plane = cluster.plane
     plane.fake_node("n1", {})
