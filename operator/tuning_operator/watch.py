@@ -102,7 +102,7 @@ class Watch:
             refreshing.cancel()
             stopping.cancel()
             await asyncio.gather(refreshing, stopping, return_exceptions=True)
-            await kopf_thread.end(in_order=stop.is_set())
+            await kopf_thread.end()
 
     async def _kopf(self, thread: _KopfThread) -> None:
         namespaces = self._config.namespaces
@@ -231,16 +231,16 @@ class _KopfThread:
         if not self.ending.done():
             self.ending.set_result(why)
 
-    async def end(self, *, in_order: bool) -> None:
-        """Wait a while until it has ended; if not in order, hardly: the process ends, and it with that."""
-        with suppress(RuntimeError):  # its loop is closed: it has ended already
-            self._own.call_soon_threadsafe(self.told_to_stop.set if in_order else self._own.stop)
-        await asyncio.wait({self.ended}, timeout=STOP_SECONDS if in_order else 1.0)
+    async def end(self) -> None:
+        """Wait until it has ended. Not when it fails: it may never end then, but the process does, and it with that."""
+        if self.ending.done() or self.ended.done():
+            return
+        with suppress(RuntimeError):  # its loop is closed: it has just ended
+            self._own.call_soon_threadsafe(self.told_to_stop.set)
+        await asyncio.wait({self.ended}, timeout=STOP_SECONDS)
         if not self.ended.done():
-            if not in_order:
-                return
             log.warning("kopf has not ended %.0f s after it was told to", STOP_SECONDS)
-        elif (error := self.ended.exception()) and in_order:
+        elif error := self.ended.exception():
             log.warning("kopf failed while it stopped: %s", error)
 
     def _live(self, work: Callable[[_KopfThread], Coroutine[Any, Any, None]]) -> None:

@@ -527,3 +527,24 @@ def test_the_watch_sees_all_and_writes_nothing(control_plane: ControlPlane) -> N
         ("delete", "trtfleet.dev/artifactstores"),
     }
     assert not [each for each in control_plane.requests(before) if "kopf" in each.agent]
+
+
+@pytest.mark.slow
+def test_the_watch_outlives_a_restart_of_the_api_server(control_plane: ControlPlane) -> None:
+    space = control_plane.new_namespace()
+
+    async def main() -> None:
+        ears, stop = Ears(), asyncio.Event()
+        async with open_client(control_plane.kubeconfig) as client:
+            config = OperatorConfig(cluster="c", operator_namespace="op", namespaces=(space,))
+            watching = asyncio.create_task(Watch(config, control_plane.kubeconfig, ears, Catalog(client)).run(stop))
+            await client.create(TUNING_JOBS, tuning_job("before"), space)
+            await ears.hear("job", space, "before")
+            await asyncio.to_thread(control_plane.restart_api)
+            await client.create(TUNING_JOBS, tuning_job("after"), space)
+            await ears.hear("job", space, "after")
+            assert not watching.done()
+            stop.set()
+            await watching
+
+    asyncio.run(main())

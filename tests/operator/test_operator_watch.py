@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from aiohttp import web
 from fake_api import FakeApi
 from stub_server import kubeconfig, serving, status
 
+import tuning_operator
 from tuning_operator.catalog import KINDS, Catalog
 from tuning_operator.config import OperatorConfig
 from tuning_operator.kube.api import JOBS, TUNER_CHANNELS, TUNING_JOBS, Object, Resource, Unavailable
@@ -251,15 +253,20 @@ def test_it_only_ever_reads(tmp_path: Path) -> None:
     on_stage(tmp_path, play)
 
 
-def test_told_to_stop_it_ends_and_leaves_no_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["told", "cancelled"])
+def test_told_to_stop_it_ends_and_leaves_no_thread(tmp_path: Path, how: str) -> None:
+    others = set(threading.enumerate())
+
     async def play(stage: Stage) -> None:
         await stage.server.watched(TUNING_JOBS)
-        stage.stop.set()
-        await stage.running
-        for each in threading.enumerate():
-            if each.name == "kopf":
-                each.join(SECONDS)
-                assert not each.is_alive()
+        (thread,) = (each for each in set(threading.enumerate()) - others if each.name == "kopf")
+        if how == "told":
+            stage.stop.set()
+        else:
+            stage.running.cancel()
+        await asyncio.gather(stage.running, return_exceptions=True)
+        thread.join(SECONDS)
+        assert not thread.is_alive()
 
     on_stage(tmp_path, play)
 
@@ -405,6 +412,7 @@ def test_of_chosen_namespaces_only_these_are_watched(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         server = stage.server
         await server.watched(TUNING_JOBS, times=2)
+        await server.watched(JOBS, times=2)
         await server.watched(TUNER_CHANNELS)
         paths = {path for _, path in server.requests if path.endswith("s") and path.count("/") > 3}
         assert {each for each in paths if each.endswith(("/tuningjobs", "/jobs"))} == {
@@ -444,3 +452,12 @@ def test_a_storm_on_one_object_is_told_event_by_event(tmp_path: Path) -> None:
         assert versions == sorted(versions)
 
     on_stage(tmp_path, play)
+
+
+def test_kopf_is_asked_for_events_and_nothing_else() -> None:
+    """Its other handlers write to the cluster, die silently, or do not scale."""
+    used: dict[str, set[str]] = {}
+    for path in Path(tuning_operator.__file__).parent.rglob("*.py"):
+        if found := re.findall(r"\bkopf\.(on\.\w+|timer|daemon|index|adopt|event|info|warn|exception|run)\b", path.read_text()):
+            used[path.name] = set(found)
+    assert used == {"watch.py": {"on.event", "on.login", "on.cleanup"}}
