@@ -48,16 +48,9 @@ class Cluster:
     helm: Helm
     plane: ControlPlane
 
-    def install(self, values: Values | None = None, *, required: Values = REQUIRED) -> str:
-        return self.helm.done(
-            "install",
-            RELEASE,
-            CHART,
-            "--namespace",
-            NAMESPACE,
-            "--values",
-            self.helm.values_file(values or {}, required=required),
-        )
+    def install(self, values: Values | None = None, *options: str) -> str:
+        file = self.helm.values_file(values or {})
+        return self.helm.done("install", RELEASE, CHART, "--namespace", NAMESPACE, "--values", file, *options)
 
     def upgrade(self, *options: str) -> str:
         return self.helm.done("upgrade", RELEASE, CHART, "--namespace", NAMESPACE, "--reuse-values", *options)
