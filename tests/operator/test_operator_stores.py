@@ -307,7 +307,7 @@ def test_a_slow_failure_holds_up_nobody_else_until_one_call_finds_the_store_back
         store.down = False
         clock[0] += module.AWAY_SECONDS
         assert await these.call(first, slowly, 60) is False, "it is back, slow as it is"
-        assert await these.call(first, lambda _store: True, 60)
+        assert await asyncio.gather(*(these.call(first, lambda _store: True, 60) for _ in range(4))) == [True] * 4
         await these.close()
 
     asyncio.run(main())
