@@ -33,7 +33,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
         raise
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not the session: other packages have clusters of their own, and memory has an end
 def plane() -> Iterator[ControlPlane]:
     """A control plane that no CRD was applied to, since the chart brings them, with the namespaces of examples/cluster."""
     try:
