@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from reconcile_world import World
+from reconcile_world import World, wanted_of
 
-from tuner_job.api.tuningjob_status import TrialCounts
+from tuner_job.api.tuningjob_status import TargetStatus, TrialCounts
 from tuning_operator.actions import CreateJob, StartRun
 from tuning_operator.snapshot import Problem
+
+pytestmark = pytest.mark.timeout(600)  # ten seconds of work, on machines that may do much else
 
 DEATHS = ("killed", "memory", "evicted", "taken", "internal", "store", "device")
 UNEXPLAINED = {"killed", "internal"}
@@ -188,6 +191,7 @@ class Operator(RuleBasedStateMachine):
         for target in world.status.targets:
             assert target.active_run is None, target
             assert target.recent_runs, target
+            self._tells_the_truth(target)
         assert world.status.phase in SETTLED
         self._asks_for_nothing()
         world.restart()
@@ -197,6 +201,19 @@ class Operator(RuleBasedStateMachine):
         self._settle()
         assert world.status is not None
         assert phase in (world.status.phase, "Stalled")  # only that a run failed is not found out again: it goes on
+
+    def _tells_the_truth(self, target: TargetStatus) -> None:
+        world = self.world
+        run = world.runs[wanted_of(world.wish, target.name).run]
+        holds = {each.type for each in target.conditions if each.status == "True"}
+        assert ("Tuned" in holds) == run.verdict, target
+        if run.verdict and not world.wish.manual:
+            assert {"Ready", "Published"} <= holds, target
+            assert target.published == world.pointers[target.name]
+            assert target.published.manifest == f"sha256:{run.wanted.digest}"
+        elif run.verdict:
+            assert ("Published" in holds) == world.wish.approved, target
+            assert (target.awaiting_approval is None) == world.wish.approved, target
 
     def _settle(self) -> None:
         quiet = 0
@@ -234,4 +251,4 @@ def _machine(**options: Any) -> Any:
     return case
 
 
-TestOperator = _machine(max_examples=200, stateful_step_count=40)
+TestOperator = _machine(max_examples=150, stateful_step_count=40)

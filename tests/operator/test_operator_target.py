@@ -243,6 +243,13 @@ def test_suspending_stops_the_workers_and_then_deletes_the_job() -> None:
     assert kinds(look(after(SUSPENDED, told), run=run(WANTED, "explore"), jobs=(ended,))) == ["DeleteJob"]
 
 
+def test_a_verdict_that_came_while_suspended_is_published_on_resuming() -> None:
+    decision = look(SUSPENDED, run=run(WANTED, None))
+    assert (decision.actions, decision.again_seconds, decision.status.phase) == ((), None, "Suspended")
+    assert said(decision.status, "Tuned") == ("True", "Proven")
+    assert kinds(look(after(JOB, decision, generation=3), run=run(WANTED, None))) == ["Publish"]
+
+
 def test_a_suspended_job_runs_nothing_and_asks_for_nothing() -> None:
     decision = look(SUSPENDED, run=run(WANTED, "explore", stopped=frozenset({2})))
     assert (decision.actions, decision.again_seconds, decision.status.phase) == ((), None, "Suspended")
@@ -410,6 +417,30 @@ def test_going_back_to_earlier_inputs_publishes_their_verdict_again() -> None:
     assert kinds(look(back, run=run(WANTED, None))) == ["Publish"]
     ended = look(back, run=run(WANTED, None), publication=SERVED)
     assert [each.id for each in ended.status.targets[0].recent_runs] == [WANTED.run, wanted(other).run]
+
+
+@pytest.mark.parametrize("how_far", ["stopping", "exploring", "publishing"])
+def test_going_back_before_the_new_run_ended_finds_the_old_one_as_it_was(how_far: str) -> None:
+    edited = cases.job(model={"uri": "https://models.example/other.onnx"}, generation=2, status=done(JOB).status)
+    other = wanted(edited)
+    live = batch(other, "explore", 1)
+    seen = {
+        "stopping": {"jobs": (batch(OLD, "explore", 1),)},
+        "exploring": {"run": run(other, "explore"), "jobs": (live,), "pods": (pod(live),)},
+        "publishing": {"run": run(other, None)},
+    }[how_far]
+    begun = look(edited, **seen)
+    back = after(JOB, begun, generation=3)
+    if how_far == "exploring":
+        leaving = look(back, jobs=(live,), pods=(pod(live),))
+        assert kinds(leaving) == ["StopAttempt"]
+        back = after(JOB, leaving, generation=3)
+    read = look(back)  # nothing of the run was read, for it seemed to be over
+    assert kinds(read) == ["StartRun"]
+    assert read.status.targets[0].recent_runs == ()
+    again = look(after(JOB, read, generation=3), run=run(WANTED, None), publication=SERVED)
+    assert said(again.status, "Ready") == ("True", "Current")
+    assert look(after(JOB, again, generation=3)).status == again.status
 
 
 # 9: convictions
@@ -643,7 +674,7 @@ def test_some_at_work_and_some_not_is_work_under_way() -> None:
     pods = (pod(live, 0), pod(live, 1, "Pending", unschedulable="0/3 nodes"))
     decision = look(JOB, run=run(WANTED, "explore", beats=beats(beat("2-0"))), jobs=(live,), pods=pods)
     assert decision.status.phase == "Exploring"
-    assert "1 worker more: Unschedulable" in message(decision.status)
+    assert "1 worker not at work yet: Unschedulable" in message(decision.status)
 
 
 @pytest.mark.parametrize("state", ["AwaitingApproval", "Pinned", "RolledBack"])

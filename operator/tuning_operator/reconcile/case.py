@@ -83,9 +83,13 @@ class Case:
 
     @property
     def finished(self) -> PastRun | None:
-        """The wanted run, if it is over."""
+        """The wanted run, if it is over and the conditions still tell of it. When another run was begun since, they do not: then
+        it is open again, and its records say how it ended."""
         head = next(iter(self.stored.recent_runs), None)
-        return head if head is not None and head.id == self.wanted_run else None
+        if head is None or head.id != self.wanted_run or self.stored.active_run is not None:
+            return None
+        tuned = mark_in(self.stored.conditions, ConditionType.TUNED)
+        return head if tuned is not None and (tuned.holds or tuned.reason == head.reason) else None
 
     @property
     def trigger(self) -> str:
@@ -164,7 +168,7 @@ class Case:
         """`end`: the reason with which the wanted run ends now. `reopen`: its end is taken back: publishing it is not through."""
         finished = self.finished is not None and not reopen
         active = None if end or finished else self._active()
-        recent = self._recent(end, reopen=reopen)
+        recent = self._recent(end, finished=finished)
         shown = active or next((past.id for past in recent), None)
         status = with_counts(self.stored, self.seen.run, shown, self.now)
         served = publication.served if publication and publication.served else status.published
@@ -196,12 +200,13 @@ class Case:
         known = {self.wanted_run, *(job.run for job in self.seen.jobs)}
         return stored if self.seen.wanted is None or stored in known else None
 
-    def _recent(self, end: str, *, reopen: bool) -> tuple[PastRun, ...]:
+    def _recent(self, end: str, *, finished: bool) -> tuple[PastRun, ...]:
+        """The wanted run is among them only once it is over."""
         stored = self.stored.recent_runs
-        if self.wanted_run is None or not (end or reopen):
+        if self.wanted_run is None or finished:
             return stored
         others = tuple(run for run in stored if run.id != self.wanted_run)
-        if reopen:
+        if not end:
             return others
         trigger = line(self.trigger)[:TRIGGER_LENGTH].strip()
         past = PastRun(

@@ -7,6 +7,7 @@ the run's records, never by the Job: it may be gone at any time, by hand or by i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tuner_job.api.conditions import ConditionType, Reason
 from tuner_job.api.tuningjob_status import Phase
@@ -99,7 +100,9 @@ def _suspended(case: Case) -> TargetDecision | None:
         return case.outcome(work.under_way(case, phase, Reason.STOPPING, message), *actions, again=case.soon, draining=True)
     progress = work.progress(case)
     message = f"suspended{f' at {progress}' if progress else ''}; nothing is lost: spec.suspend: false goes on"
-    return case.outcome(work.under_way(case, "Suspended", Reason.SUSPENDED, message, mood="resting"))
+    standing = work.under_way(case, "Suspended", Reason.SUSPENDED, message, mood="resting")
+    verdict = case.seen.run.verdict if case.seen.run else None
+    return case.outcome(replace(standing, tuned=decided(verdict)) if verdict else standing)
 
 
 def _unreliable(case: Case) -> TargetDecision | None:

@@ -28,7 +28,7 @@ def held_back(job: JobView, seen: TargetSnapshot) -> str:
     if not pods:
         return line(job.create_problem, _WORDS_BYTES)
     reason, _ = _cause(job, pods, seen)
-    return f"{count(len(pods), 'worker')} more: {reason}"
+    return f"{count(len(pods), 'worker')} not at work yet: {reason}"
 
 
 def _cause(job: JobView, pods: Sequence[PodView], seen: TargetSnapshot) -> tuple[str, str]:
