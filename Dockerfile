@@ -67,10 +67,11 @@ RUN python3 /tools/site-packages/pip --python /opt/trtfleet/bin/python install -
        --no-warn-script-location /wheels/*.whl \
     && /opt/trtfleet/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /own -p /opt/trtfleet /own/lib
 
+# The user has a number only, which no passwd lists: libraries that ask for a name find USER.
 FROM ${BASE} AS operator
 COPY --from=operator-packages /opt/trtfleet /opt/trtfleet
 COPY --from=operator-own /own /opt/trtfleet
-ENV PATH=/opt/trtfleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/trtfleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=trtfleet
 USER 65532:65532
 ENTRYPOINT ["trtfleet-operator"]
 CMD ["--config", "/etc/trtfleet/config.yaml"]
@@ -78,13 +79,13 @@ CMD ["--config", "/etc/trtfleet/config.yaml"]
 FROM ${WORKER_BASE} AS worker
 COPY --from=worker-packages /opt/trtfleet /opt/trtfleet
 COPY --from=worker-own /own /opt/trtfleet
-ENV PATH=/opt/trtfleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/trtfleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=trtfleet
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "tuner_job.campaign.worker"]
 
 FROM ${BASE} AS cli
 COPY --from=cli-packages /opt/trtfleet /opt/trtfleet
 COPY --from=cli-own /own /opt/trtfleet
-ENV PATH=/opt/trtfleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/trtfleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=trtfleet
 USER 65532:65532
 ENTRYPOINT ["trtfleet"]

@@ -10,16 +10,19 @@ from typing import Any
 
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
-POLICY = """
+PROMETHEUS = "prometheus"
+"""The user that scrapes; left out of the log."""
+
+POLICY = f"""
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
   # What the cluster does for itself, but for what it does to our objects and their pods.
-  - {level: None, users: ["system:apiserver", "system:kube-scheduler", "system:kube-controller-manager"]}
-  - {level: None, userGroups: ["system:nodes"]}
-  - {level: None, userGroups: ["system:serviceaccounts:kube-system"], verbs: [get, list, watch]}
-  - {level: None, nonResourceURLs: ["/healthz*", "/livez*", "/readyz*", "/openapi*", "/version"]}
+  - {{level: None, users: ["system:apiserver", "system:kube-scheduler", "system:kube-controller-manager", {PROMETHEUS}]}}
+  - {{level: None, userGroups: ["system:nodes"]}}
+  - {{level: None, userGroups: ["system:serviceaccounts:kube-system"], verbs: [get, list, watch]}}
+  - {{level: None, nonResourceURLs: ["/healthz*", "/livez*", "/readyz*", "/openapi*", "/version"]}}
   - level: Metadata
 """
 

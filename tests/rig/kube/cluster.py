@@ -201,7 +201,7 @@ def new_cluster() -> Iterator[Cluster]:
         public_key.write_bytes(
             key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         )
-        prometheus = start_prometheus(plane, namespace=NAMESPACE, labels=OPERATOR_LABELS, port_name="http")
+        prometheus = start_prometheus(plane, namespace=NAMESPACE, service=f"{RELEASE}-metrics", port_name="http")
         cluster = Cluster(plane, node, s3, operator, node.load(worker), public_key, prometheus)
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         cluster.prepare(private.decode())

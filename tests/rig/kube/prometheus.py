@@ -1,4 +1,4 @@
-"""A real Prometheus that finds the operator's pods as it would on any cluster, and answers queries."""
+"""A real Prometheus that scrapes the operator and answers queries."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import urllib.request
 from dataclasses import dataclass
 
 import yaml
+from rig.kube import audit
 from rig.kube.binaries import installed
 from rig.kube.control_plane import ControlPlane
 from rig.kube.object_store import wait_until_listening
@@ -39,27 +40,24 @@ class Prometheus:
         return float(value[1])
 
 
-def start_prometheus(plane: ControlPlane, *, namespace: str, labels: dict[str, str], port_name: str) -> Prometheus:
-    """Scrapes the named port of every pod with these labels. It ends with the plane's machine."""
+def start_prometheus(plane: ControlPlane, *, namespace: str, service: str, port_name: str) -> Prometheus:
+    """Scrapes a Service through the API server, since Debian's build cannot discover pods. It ends with the plane's machine."""
     installed("prometheus")
-    machine = plane.machine
-    keep = [
-        {"source_labels": [f"__meta_kubernetes_pod_label_{_meta(label)}"], "regex": value, "action": "keep"}
-        for label, value in labels.items()
-    ]
+    machine, authority = plane.machine, plane.authority
+    client = authority.client(audit.PROMETHEUS, "system:masters")
     config = {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS}s"},
         "scrape_configs": [
             {
                 "job_name": "trtfleet",
-                "kubernetes_sd_configs": [
-                    {"role": "pod", "kubeconfig_file": str(plane.kubeconfig), "namespaces": {"names": [namespace]}}
-                ],
-                "relabel_configs": [
-                    *keep,
-                    {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": port_name, "action": "keep"},
-                    {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
-                ],
+                "scheme": "https",
+                "metrics_path": f"/api/v1/namespaces/{namespace}/services/{service}:{port_name}/proxy/metrics",
+                "static_configs": [{"targets": [plane.server.removeprefix("https://")]}],
+                "tls_config": {
+                    "ca_file": str(authority.certificate),
+                    "cert_file": str(client.certificate),
+                    "key_file": str(client.key),
+                },
             }
         ],
     }
@@ -75,8 +73,3 @@ def start_prometheus(plane: ControlPlane, *, namespace: str, labels: dict[str, s
     )
     wait_until_listening(process, machine.address, PORT)
     return Prometheus(f"http://{machine.address}:{PORT}")
-
-
-def _meta(label: str) -> str:
-    """A label as Prometheus names it in its discovery."""
-    return "".join(letter if letter.isalnum() else "_" for letter in label)
