@@ -44,7 +44,7 @@ from tuning_operator.watch import Watch, WatchEnded
 RETRY_SECONDS = 2.0
 """Between two tries to reach the API server at the start."""
 
-WIND_UP_SECONDS = 20.0
+WIND_UP_SECONDS = 18.0
 """For all that follows the last look: watch, Lease, connections. After that the process ends as it is."""
 
 log = logging.getLogger("trtfleet.main")

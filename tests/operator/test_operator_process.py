@@ -6,7 +6,6 @@ Only the kubelet is stood in for: workers are processes of this machine (process
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +182,7 @@ def test_a_tuning_job_is_tuned_published_and_then_left_alone(site: Site) -> None
         assert target["published"]["digest"] == f"sha256:{verdict.engine.digest}"
 
         # Every stage had its Job, and no worker runs any more.
-        stages = {re.search(r"--stage (\w+)", site.node.log(pod)).group(1) for pod in site.node.workers}  # type: ignore[union-attr]
+        stages = {_stage(site.node.log(pod)) for pod in site.node.workers}
         assert stages == {"discover", "explore", "final"}
         assert all(process.poll() == 0 for process in site.node.workers.values())
 
@@ -220,3 +219,39 @@ def _wait_for_resyncs(operator: OperatorProcess, count: int) -> None:
         last = operator.metric("resync_last_success_timestamp_seconds")
         wait_for("another resync", lambda last=last: operator.metric("resync_last_success_timestamp_seconds") > last, 120)
     wait_for("what it enqueued is through", lambda: operator.metric("workqueue_depth") == 0, 60)
+
+
+def test_an_operator_that_is_killed_at_every_step_loses_and_repeats_nothing(site: Site) -> None:
+    site.apply_job("tiny")
+    told: list[str] = []
+    while site.condition("tiny", "Ready")["status"] != "True":
+        with site.operator("killed") as operator:
+            operator.wait_until_leading()
+
+            def moved() -> bool:
+                assert site.node.problem is None
+                assert site.condition("tiny", "Stalled")["status"] != "True", site.status("tiny")
+                return _step(site.status("tiny")) not in told
+
+            wait_for("the TuningJob moves", moved, TUNE_SECONDS)
+            told.append(_step(site.status("tiny")))
+            operator.process.kill()
+    assert len(told) > 3
+    (target,) = site.status("tiny")["targets"]
+    (run,) = target["recentRuns"]
+    records = RunReader(site.store, run["id"])
+    trials = [trial.trial for plan in records.plans() for trial in plan.trials]
+    results = [records.result(trial) for trial in trials]
+    assert [result.tries for result in results if result is not None] == [1] * len(trials)
+    started = [_stage(site.node.log(pod)) for pod in site.node.workers]
+    assert sorted(started) == ["discover", "explore", "explore", "final"]
+
+
+def _step(status: dict[str, Any]) -> str:
+    """What a reader of the status sees move, but for progress."""
+    return f"{status.get('phase')} {[(each['type'], each['status'], each['reason']) for each in status.get('conditions', ())]}"
+
+
+def _stage(worker_log: str) -> str:
+    """From the worker's command line, which its log begins with."""
+    return worker_log.partition("--stage ")[2].partition(" ")[0]
