@@ -95,7 +95,7 @@ class Metrics:
     def request(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """One answer of the API server. `code` 0: there was none."""
         self.request_seconds.labels(verb).observe(seconds)
-        self.requests.labels(verb, resource, str(code) if code else "none").inc()
+        self.requests.labels(verb, resource or "discovery", str(code) if code else "none").inc()
 
     def event(self, resource: str) -> None:
         """A watch event about a resource (its plural) came."""
