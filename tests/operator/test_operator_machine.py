@@ -47,6 +47,22 @@ class Operator(RuleBasedStateMachine):
             self.world.look()
             self._cluster()
 
+    @rule()
+    def calm(self) -> None:
+        """Long enough for a run to end."""
+        self.world.store_away = False
+        self.go_on(15)
+
+    @rule(inputs=st.integers(0, 2), steps=st.integers(0, 12))
+    def there_and_back(self, inputs: int, steps: int) -> None:
+        """An edit that is taken back while its run is somewhere."""
+        before = self.world.wish.inputs
+        self.world.edit(inputs=inputs)
+        self.go_on(steps)
+        self.world.look()
+        self.world.edit(inputs=before)
+        self.world.look()
+
     @rule(steps=st.integers(1, 3))
     def look_while_things_move(self, steps: int) -> None:
         def between() -> None:
@@ -251,4 +267,4 @@ def _machine(**options: Any) -> Any:
     return case
 
 
-TestOperator = _machine(max_examples=150, stateful_step_count=40)
+TestOperator = _machine(max_examples=100, stateful_step_count=40)
