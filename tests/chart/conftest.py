@@ -33,7 +33,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
         raise
 
 
-@pytest.fixture(scope="package")  # not the session: other packages have clusters of their own, and memory has an end
+@pytest.fixture(scope="module")  # not the session: the cluster tests that follow need the memory
 def plane() -> Iterator[ControlPlane]:
     """A control plane that no CRD was applied to, since the chart brings them, with the namespaces of examples/cluster."""
     try:
@@ -46,8 +46,6 @@ def plane() -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
-def cluster(helm: Helm, plane: ControlPlane) -> Iterator[Cluster]:
-    """The control plane as helm's target. What a module installs is removed after it, and what the chart keeps as well."""
-    made = Cluster(helm.at(plane.kubeconfig), plane)
-    yield made
-    made.clean()
+def cluster(helm: Helm, plane: ControlPlane) -> Cluster:
+    """The control plane as helm's target."""
+    return Cluster(helm.at(plane.kubeconfig), plane)

@@ -49,12 +49,9 @@ def test_the_pages_commands_work_in_their_order(cluster: Cluster, tmp_path: Path
             ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-        if command.startswith("kubectl apply") and "examples/cluster" in command:
-            continue
         if command.endswith("> trtfleet.pem"):
             assert (tmp_path / "trtfleet.pem").read_text().startswith("-----BEGIN PUBLIC KEY-----")
     assert cluster.plane.get("crd")["items"] == []
-    cluster.plane.kubectl("apply", "--server-side", "--filename", ROOT / "examples" / "cluster" / "namespaces.yaml")
 
 
 def test_commands_that_run_elsewhere_are_still_on_the_page() -> None:
