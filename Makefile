@@ -5,7 +5,7 @@ PY := .venv/bin/python
 .PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator e2e e2e-faults clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: ## Create .venv from the locked dependencies
 	@scripts/setup
@@ -36,6 +36,7 @@ e2e-faults: setup ## Break everything at every moment on a real cluster; writes 
 
 crds: setup ## Write crds/ from the models
 	$(PY) -m tuner_job.api.crd crds
+	scripts/chart-crds
 
 bench-aa: setup ## False winners: simulated and real A/A finals (about half an hour on an idle machine)
 	$(PY) -m bench.aa simulate

@@ -22,6 +22,9 @@ MAKE = {
     "make run": f".venv/bin/trtfleet run {EXAMPLE}",
     "make test": "scripts/test",
     "make bench-aa": ".venv/bin/python -m bench.aa simulate",
+    "make bench-operator": ".venv/bin/python -m bench.operator.settle",
+    "make e2e": ".venv/bin/python -m pytest -q tests/e2e",
+    "make e2e-faults": ".venv/bin/python -m bench.faults",
 }
 """Targets that pages name, with what they must call: each is run elsewhere (here, by CI, or by hand for hours)."""
 
@@ -55,8 +58,8 @@ def test_a_make_target_calls_what_it_is_for(target: str) -> None:
 
 
 def test_targets_that_pages_mention_exist() -> None:
-    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
-    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z0-9-]+)", page.read_text())}
+    known = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named <= known
 
 
