@@ -63,7 +63,7 @@ def tuning_job(name: str, tenant: Tenant, model: Object, *, parallelism: int = 3
                 "warmupLimitMilliseconds": 200,
             },
             "search": {"strategy": "OneAtATime", "knobs": {"include": list(SWITCHES[:knobs])}},
-            "budget": {"maxTrials": knobs, "trialTimeoutSeconds": 120, "gpuSeconds": 3600},
+            "budget": {"maxTrials": knobs, "trialTimeoutSeconds": 120},
             "storeRef": {"name": tenant.store},
         },
     }
