@@ -222,7 +222,7 @@ class TargetSnapshot:
     run_problem: Problem | None = None
     """The run's records cannot be relied on (poisoned, another schema)."""
     publication: Publication | Problem | None = None
-    """None until publishing was tried by this process under the job's present `publish`."""
+    """None until publishing was tried by this process under the job's present generation."""
     refused: Problem | None = None
     """What stood in the way when the run, or its next Job, was last to be created: quota, admission, a retired run, a
     workerTemplate that asks for too much. Ask again all the same; `act` keeps the pace of tries."""

@@ -128,7 +128,7 @@ class World:
         """Pod uid → how it ended, if its worker could not say so itself."""
         self.serial = 0
         self.pointers: dict[str, PublishedEngine] = {}
-        self.publications: dict[tuple[str, bool, bool], Publication | Problem] = {}
+        self.publications: dict[tuple[int, str], Publication | Problem] = {}
         self.store_away = False
         self.publish_problem: Problem | None = None
         self.bad_inputs: set[int] = set()
@@ -214,7 +214,7 @@ class World:
             problem=AWAY if self.store_away and name not in settled else None,
             wanted=wanted,
             run=views.get(name),
-            publication=self.publications.get((wanted.run, self.wish.manual, self.wish.approved)),
+            publication=self.publications.get((self.generation, wanted.run)),
             jobs=tuple(each for each in jobs if each.target == name),
             pods=tuple(self.pods.values()),
         )
@@ -277,7 +277,7 @@ class World:
             case RecordDeath(run, _, worker, worker_id, cause):
                 self._bury(self.runs[run], action, worker, worker_id, cause)
             case Publish(target, wanted):
-                self.publications[wanted.run, self.wish.manual, self.wish.approved] = self._publish(target, wanted)
+                self.publications[self.generation, wanted.run] = self._publish(target, wanted)
 
     def _create(self, action: CreateJob) -> None:
         name = f"tj-{action.target}-{action.wanted.run[:8]}-{action.stage}-{action.attempt}"

@@ -16,7 +16,6 @@ from tuner_job.store import layout, pointers
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
 from tuner_job.store.pointers import PointerName
 from tuner_job.store.records import create_record, read_record
-from tuner_job.store.release import Wish
 from tuning_operator.actions import Action, CreateJob, DeleteJob, Publish, RecordDeath, StartRun, StopAttempt
 from tuning_operator.kube.api import JOBS, TUNING_JOBS, AlreadyExists, Forbidden, Invalid, KubeError, Object, Unavailable
 from tuning_operator.reconcile.act import Refused
@@ -31,6 +30,12 @@ def wanted_in(snapshot: Snapshot) -> Wanted:
     wanted = target(snapshot).wanted
     assert wanted is not None
     return wanted
+
+
+def remembered(cluster: Cluster, snapshot: Snapshot) -> object:
+    """What publishing the wanted run came to."""
+    metadata = snapshot.job.metadata
+    return cluster.memory.publication(metadata.uid, "cpu", metadata.generation, wanted_in(snapshot).run)
 
 
 def start(snapshot: Snapshot) -> StartRun:
@@ -401,7 +406,7 @@ def test_a_job_that_changes_while_its_engine_is_published_is_not_overtaken(tmp_p
 
         cluster.api.before = before
         await cluster.actor.act(publish(snapshot), snapshot)
-        found = cluster.memory.publication(wanted_in(snapshot).run, Wish())
+        found = remembered(cluster, snapshot)
         assert isinstance(found, Problem)
         assert (found.reason, found.transient) == ("NotCurrent", True)
         assert pointers.read(cluster.store, NAME) is None
@@ -416,7 +421,7 @@ async def test_while_the_api_server_is_away_nothing_is_published(cluster: Cluste
     with pytest.raises(Unavailable):
         await cluster.actor.act(publish(snapshot), snapshot)
     assert pointers.read(cluster.store, NAME) is None
-    assert cluster.memory.publication(wanted_in(snapshot).run, Wish()) is None
+    assert remembered(cluster, snapshot) is None
 
 
 @asyncly

@@ -26,7 +26,6 @@ from store_cluster import (
 )
 
 from tuner_job.store import layout
-from tuner_job.store.release import Wish
 from tuning_operator.kube.api import (
     ARTIFACT_STORES,
     EVENTS,
@@ -542,11 +541,12 @@ async def test_without_a_store_nobody_can_be_told_to_stop(cluster: Cluster) -> N
 
 
 @asyncly
-async def test_a_publication_is_shown_under_the_wish_that_it_was_made_for(cluster: Cluster) -> None:
+async def test_a_publication_is_shown_under_the_generation_that_it_was_made_for(cluster: Cluster) -> None:
     await cluster.start()
     run = cluster.run()
     made = Publication("AwaitingApproval", f"sha256:{'ab' * 32}", None)
-    cluster.memory.published(run.run, Wish(), made)
+    metadata = (await cluster.look()).job.metadata
+    cluster.memory.published(metadata.uid, "cpu", metadata.generation, run.run, made)
     assert target(await cluster.look()).publication == made
     cluster.api.edit(TUNING_JOBS, "demo", "team", lambda body: body["spec"].update(publish={"promotion": "Manual"}))
     assert target(await cluster.look()).publication is None

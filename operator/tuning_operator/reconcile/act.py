@@ -201,7 +201,7 @@ class Actor:
             outcome = await self._stores.call(wanted.store, publish, PUBLISH_SECONDS)
         except StoreUnavailable as error:
             outcome = problem_of(error)
-        self._memory.published(wanted.run, wish, outcome)
+        self._memory.published(job.metadata.uid, action.target, job.metadata.generation, wanted.run, outcome)
         what = f"run {wanted.run} of target {action.target}"
         if isinstance(outcome, Problem):
             return f"could not publish {what}: {outcome.reason}: {outcome.message}"

@@ -14,7 +14,6 @@ from tuner_job.api.messages import BeatState
 from tuner_job.api.tuningjob import Target, TuningJob
 from tuner_job.api.tuningjob_status import TuningJobStatus
 from tuner_job.store.objects import ObjectStore
-from tuner_job.store.release import Wish
 from tuning_operator.catalog import Catalog
 from tuning_operator.config import OperatorConfig
 from tuning_operator.jobs import names
@@ -204,14 +203,15 @@ class _Look:
             if nodes is not None:
                 of_target = self._fitting(nodes, target, None)
                 of_class = None if run is None or run.device is None else self._fitting(nodes, target, run.device)
+        place = (self._uid, target.name, self._job.metadata.generation, asked.run)
         return TargetSnapshot(
             target.name,
             problem=self._away if unread else None,
             wanted=asked,
             run=run,
             run_problem=read if isinstance(read, Problem) else None,
-            publication=self._means.memory.publication(asked.run, Wish.of(self._job, target.name)),
-            refused=self._means.memory.refusal(self._uid, target.name, self._job.metadata.generation, asked.run),
+            publication=self._means.memory.publication(*place),
+            refused=self._means.memory.refusal(*place),
             jobs=own_jobs,
             pods=own_pods,
             nodes_of_class=of_class,

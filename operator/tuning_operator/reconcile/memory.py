@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tuner_job.store.release import Wish
 from tuning_operator.snapshot import Problem, Publication
 
 ENTRIES = 8192
@@ -57,14 +56,15 @@ class Memory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is monotonic seconds."""
         self._clock = clock
-        self._publications: _Bounded[tuple[str, Wish], Publication | Problem] = _Bounded()
+        self._publications: _Bounded[tuple[str, str, int, str], Publication | Problem] = _Bounded()
         self._refusals: _Bounded[tuple[str, str, int, str], Refusal] = _Bounded()
 
-    def publication(self, run: str, wish: Wish) -> Publication | Problem | None:
-        return self._publications.get((run, wish))
+    def publication(self, uid: str, target: str, generation: int, run: str) -> Publication | Problem | None:
+        """Under this generation: after any edit the pointer is looked at again, for another run or a person may have moved it."""
+        return self._publications.get((uid, target, generation, run))
 
-    def published(self, run: str, wish: Wish, outcome: Publication | Problem) -> None:
-        self._publications.put((run, wish), outcome)
+    def published(self, uid: str, target: str, generation: int, run: str, outcome: Publication | Problem) -> None:
+        self._publications.put((uid, target, generation, run), outcome)
 
     def refusal(self, uid: str, target: str, generation: int, run: str) -> Problem | None:
         """Of this target under this generation of its job."""
