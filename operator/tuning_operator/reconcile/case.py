@@ -172,14 +172,15 @@ class Case:
         shown = active or next((past.id for past in recent), None)
         status = with_counts(self.stored, self.seen.run, shown, self.now)
         served = publication.served if publication and publication.served else status.published
-        awaiting = publication.manifest if publication and publication.state == "AwaitingApproval" else None
+        published = standing.published or mark_in(self.stored.conditions, ConditionType.PUBLISHED)
+        awaits = published is not None and published.reason == Reason.AWAITING_APPROVAL
         updates: dict[str, object] = {
             "active_run": active,
             "recent_runs": recent,
             "incumbent": status.incumbent if active else None,
             "trials": status.trials and status.trials.model_copy(update={} if active else {"running": 0}),
             "published": served,
-            "awaiting_approval": awaiting if publication else status.awaiting_approval if finished else None,
+            "awaiting_approval": (publication.manifest if publication else status.awaiting_approval) if awaits else None,
             "stopping_since": (self.stored.stopping_since or stamp(self.now)) if draining else None,
         }
         job = self.snapshot.job

@@ -15,7 +15,7 @@ from tuning_operator.actions import DeleteJob, Publish, StartRun, StopAttempt
 from tuning_operator.reconcile import work
 from tuning_operator.reconcile.case import Case, TargetDecision
 from tuning_operator.reconcile.deaths import deaths
-from tuning_operator.reconcile.standing import Mark, Standing, decided, ended, not_yet, served_as
+from tuning_operator.reconcile.standing import Mark, Mood, Standing, decided, ended, not_yet, served_as
 from tuning_operator.reconcile.words import parsed, seconds_since
 from tuning_operator.snapshot import Problem, Publication, VerdictView
 
@@ -55,6 +55,10 @@ def _unresolved(case: Case) -> TargetDecision | None:
         problem = Problem(Reason.QUEUED, "the target has not been looked at yet", transient=True)
     if problem is None or (case.suspend and case.own):
         return None
+    if case.wanted_run not in (None, case.stored.active_run) and case.finished is None:  # the conditions tell of another run
+        mood: Mood = "moving" if problem.transient else "stalled"
+        standing = work.under_way(case, "Pending" if problem.transient else "Stalled", problem.reason, problem.message, mood=mood)
+        return case.outcome(standing, again=case.poll if problem.transient else None)
     if problem.transient:
         return case.outcome(Standing("Pending", "moving", problem.reason, problem.message), again=case.poll)
     tuned = case.stored_mark(ConditionType.TUNED, problem.reason)
