@@ -63,7 +63,8 @@ def tuning_job(name: str, tenant: Tenant, model: Object, *, parallelism: int = 3
                 "warmupLimitMilliseconds": 200,
             },
             "search": {"strategy": "OneAtATime", "knobs": {"include": list(SWITCHES[:knobs])}},
-            "budget": {"maxTrials": knobs, "trialTimeoutSeconds": 120},
+            # A budget of device time keeps the final at its least size.
+            "budget": {"maxTrials": knobs, "trialTimeoutSeconds": 120, "gpuSeconds": 3600},
             "storeRef": {"name": tenant.store},
         },
     }

@@ -19,11 +19,14 @@ BUILD_TIMEOUT = 3600
 _SLOW_FIXTURES = {"control_plane", "cluster"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """pytest-timeout counts the making of a fixture as time of the first test that asks for it."""
+    """Tests on a cluster are slow ones. pytest-timeout counts the making of a fixture as time of the first that asks for it."""
     for item in items:
-        if _SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT))
+        if _SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT))
 
 
 def unavailable(reason: RigUnavailable) -> None:
