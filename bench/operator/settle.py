@@ -76,6 +76,8 @@ class Figures:
     """What was measured."""
 
     jobs: int
+    load: float
+    """Processes that wanted a processor when the operator was started (average over a minute): others' work beside the bench."""
     leading_seconds: float
     """From the start of the process until it held the Lease."""
     settled_seconds: float
@@ -126,7 +128,7 @@ def measure(plane: ControlPlane, folder: Path, jobs: int, quiet_seconds: float, 
     """Start the operator's process and watch it from outside."""
     user = plane.authority.kubeconfig(plane.server, USER, "system:masters")
     settings = {"cluster": CONFIG.cluster, "operatorNamespace": NAMESPACE, "storesFolder": str(folder)}
-    before = plane.audit_log.stat().st_size
+    before, load = plane.audit_log.stat().st_size, os.getloadavg()[0]
     began = time.monotonic()
     with OperatorProcess(folder / "operator", user, settings) as operator:
         wait_for("the operator leads", lambda: operator.metric("leader") == 1, PATIENCE_SECONDS, every=0.05)
@@ -143,6 +145,7 @@ def measure(plane: ControlPlane, folder: Path, jobs: int, quiet_seconds: float, 
             assert operator.process.poll() is None, operator.tail()
         figures = Figures(
             jobs=jobs,
+            load=load,
             leading_seconds=leading - began,
             settled_seconds=settled - leading,
             looks=looks,
@@ -298,6 +301,7 @@ def page(figures: Figures) -> str:
     later = f"{figures.quiet_seconds:.0f} s more"
     rows = (
         (f"TuningJobs, finished, with statuses of {figures.status_bytes:,} bytes", f"{figures.jobs:,}", "1,000"),
+        ("load average over the minute before the start", f"{figures.load:.1f}", ""),
         ("start of the process until it holds the Lease", f"{figures.leading_seconds:.1f} s", ""),
         ("from there until each TuningJob was looked at", f"**{figures.settled_seconds:.1f} s**", time_limit),
         ("looks in that time", f"{figures.looks:,}", ""),
