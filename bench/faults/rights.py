@@ -1,0 +1,69 @@
+"""What the operator was seen to ask for, beside what it was granted; and what it writes when there is nothing to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from chart_rights import CLUSTER, JOBS, OWN
+
+from bench.faults.world import OPERATOR, SECOND_OPERATOR, World, pause
+
+Grant = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+
+@dataclass(frozen=True)
+class Rights:
+    asked: dict[str, int]
+    """`verb what` → how often."""
+    not_granted: list[str]
+    refused: list[str]
+    """Requests that the API server answered with 401 or 403."""
+    never_asked: list[str]
+
+
+def rights(world: World) -> Rights:
+    """Of all requests in the audit log so far."""
+    asked: Counter[str] = Counter()
+    not_granted, refused = set(), set()
+    granted = {_text(grant) for grant in JOBS | CLUSTER | OWN}
+    for request in world.cluster.plane.requests():
+        if request.user not in (OPERATOR, SECOND_OPERATOR) or not request.resource:
+            continue
+        text = f"{request.verb} {request.what}"
+        asked[text] += 1
+        if text not in granted:
+            not_granted.add(text)
+        if request.code in (401, 403):
+            refused.add(f"{text} {request.namespace}/{request.name}: {request.code}")
+    return Rights(dict(sorted(asked.items())), sorted(not_granted), sorted(refused), sorted(granted - set(asked)))
+
+
+def _text(grant: Grant) -> str:
+    group, resource, verb = grant
+    return f"{verb} {group}/{resource}" if group else f"{verb} {resource}"
+
+
+@dataclass(frozen=True)
+class Quiet:
+    seconds: float
+    jobs: int
+    """TuningJobs that are finished."""
+    reads: dict[str, int]
+    lease_writes: int
+    other_writes: list[str]
+
+
+def quiet(world: World, seconds: float) -> Quiet:
+    """What the operator asks for while every TuningJob is finished."""
+    plane = world.cluster.plane
+    jobs = plane.get("tuningjobs", "--all-namespaces")["items"]
+    offset = plane.audit_log.stat().st_size
+    pause(seconds)
+    seen = [each for each in plane.requests(offset) if each.user == OPERATOR]
+    reads = Counter(f"{each.verb} {each.what}" for each in seen if not each.writes)
+    writes = [each for each in seen if each.writes]
+    lease = [each for each in writes if each.resource == "leases"]
+    others = [f"{each.verb} {each.what} {each.namespace}/{each.name}" for each in writes if each.resource != "leases"]
+    return Quiet(seconds, len(jobs), dict(sorted(reads.items())), len(lease), others)
