@@ -78,18 +78,17 @@ def test_several_pods_explored_their_shards_at_the_same_time(tenant: Tenant, tun
 def test_the_engine_verifies_under_the_operators_key(cluster: Cluster, tenant: Tenant, tuned: Object, tmp_path: Path) -> None:
     engine = tmp_path / "engine"
     said = subprocess.run(
-        [
+        cluster.plane.machine.command(
             *(sys.executable, "-m", "tuner_job.cli.main", "verify"),
             f"{NAME}/{tenant.namespace}/{JOB}/cpu/{onnxruntime_version()}",
             *("--store", tenant.address.url, "--trust", cluster.public_key, "--output-file", engine, "--json"),
-        ],
+        ),
         env={
             **os.environ,
             "AWS_ACCESS_KEY_ID": cluster.s3.access_key,
             "AWS_SECRET_ACCESS_KEY": cluster.s3.secret_key,
-            "AWS_ENDPOINT": cluster.s3.endpoint,
+            "AWS_ENDPOINT_URL_S3": cluster.s3.inner_endpoint,
             "AWS_REGION": cluster.s3.options["region"],
-            "AWS_ALLOW_HTTP": "true",
         },
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip

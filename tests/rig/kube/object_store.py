@@ -55,6 +55,11 @@ class MachineS3:
         return f"http://{self.machine.address}:{S3_PORT}"
 
     @property
+    def inner_endpoint(self) -> str:
+        """For commands that run in the machine. The CLI speaks plain HTTP to nothing but loopback."""
+        return f"http://127.0.0.1:{S3_PORT}"
+
+    @property
     def proxied_endpoint(self) -> str:
         """The same objects behind the proxy."""
         return f"http://{self.machine.address}:{PROXY_PORT}"
@@ -83,7 +88,7 @@ class MachineS3:
         process = self.machine.start(
             "versitygw",
             build_versitygw(),
-            *("--port", f"{self.machine.address}:{S3_PORT}", "--quiet", "posix", self.buckets),
+            *("--port", f":{S3_PORT}", "--quiet", "posix", self.buckets),
             env={"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key},
         )
         wait_until_listening(process, self.machine.address, S3_PORT)
