@@ -126,8 +126,8 @@ class Cluster:
 
     # who uses it
 
-    def new_tenant(self, *, proxied: bool = False, labels: Mapping[str, str] | None = None) -> Tenant:
-        """A namespace with a store of its own, by default under the strictest pod security. `proxied`: behind the S3 proxy."""
+    def new_tenant(self, *, labels: Mapping[str, str] | None = None) -> Tenant:
+        """A namespace with a store of its own, by default under the strictest pod security."""
         namespace = self.plane.new_namespace()
         strict = {"pod-security.kubernetes.io/enforce": "restricted"}
         pairs = [f"{name}={value}" for name, value in (labels if labels is not None else strict).items()]
@@ -142,7 +142,7 @@ class Cluster:
                 "metadata": {"name": store},
                 "spec": {
                     "url": f"s3://{BUCKET}/stores",
-                    "endpoint": self.s3.proxied_endpoint if proxied else self.s3.endpoint,
+                    "endpoint": self.s3.endpoint,
                     "region": self.s3.options["region"],
                     "insecureHttp": True,
                     "credentials": {
@@ -193,7 +193,6 @@ def new_cluster() -> Iterator[Cluster]:
     with new_control_plane() as plane:
         s3 = MachineS3(plane.machine)
         s3.start()
-        s3.start_proxy()
         node = start_node(plane)
         node.load(operator)
         key = Ed25519PrivateKey.generate()

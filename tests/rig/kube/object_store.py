@@ -1,12 +1,9 @@
-"""A real S3 server inside a machine, and a proxy before it that fails when told to."""
+"""A real S3 server inside a machine."""
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +13,13 @@ from rig.s3 import Address, build_versitygw
 from rig.waiting import wait_for
 
 S3_PORT = 7070
-PROXY_PORT = 7071
 BUCKET = "bucket"
 START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What the proxy does instead of passing a request on as it is."""
+    """What goes wrong with requests, for a proxy before the server."""
 
     status: int = 0
     """It answers with this; 0: it passes the request on."""
@@ -37,9 +33,6 @@ class Fault:
     """The request is passed on, and its answer is what goes wrong."""
     methods: tuple[str, ...] = ()
     """Only these; empty: all."""
-
-
-NO_FAULT = Fault()
 
 
 @dataclass
@@ -60,11 +53,6 @@ class MachineS3:
         return f"http://127.0.0.1:{S3_PORT}"
 
     @property
-    def proxied_endpoint(self) -> str:
-        """The same objects behind the proxy."""
-        return f"http://{self.machine.address}:{PROXY_PORT}"
-
-    @property
     def options(self) -> dict[str, str]:
         return {
             "endpoint": self.endpoint,
@@ -79,7 +67,7 @@ class MachineS3:
         return self.machine.folder / "buckets"
 
     def new_store(self, prefix: str = "") -> Address:
-        """An empty store under a prefix of its own, past the proxy."""
+        """An empty store under a prefix of its own."""
         return Address(f"s3://{BUCKET}/{prefix or secrets.token_hex(6)}", self.options)
 
     def start(self) -> None:
@@ -95,26 +83,6 @@ class MachineS3:
 
     def stop(self) -> None:
         self.machine.processes["versitygw"].stop()
-
-    def start_proxy(self) -> None:
-        self.fail(NO_FAULT)
-        process = self.machine.start(
-            "s3-proxy",
-            sys.executable,
-            Path(__file__).with_name("faulty_proxy.py"),
-            *(self.machine.address, str(PROXY_PORT), str(S3_PORT), self._fault_file),
-        )
-        wait_until_listening(process, self.machine.address, PROXY_PORT)
-
-    def fail(self, fault: Fault) -> None:
-        """From the next request on; NO_FAULT ends it."""
-        aside = self._fault_file.with_suffix(".aside")
-        aside.write_text(json.dumps(vars(fault)))
-        os.replace(aside, self._fault_file)
-
-    @property
-    def _fault_file(self) -> Path:
-        return self.machine.folder / "s3-fault.json"
 
 
 def wait_until_listening(process: Process, address: str, port: int) -> None:
