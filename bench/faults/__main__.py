@@ -17,13 +17,15 @@ sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "e2e"), st
 
 from bench.faults.drill import DRILLS  # noqa: E402
 from bench.faults.series import MODULES, play_all  # noqa: E402
+from bench.faults.summary import Summary  # noqa: E402
 
 assert MODULES
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Breaks everything on a real cluster.")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(DRILLS), help="these drills, and no summary")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(DRILLS), help="these drills alone")
+    parser.add_argument("--into-summary", action="store_true", help="with --only: their rows of the summary are written anew")
     parser.add_argument("--list", action="store_true", help="names of all drills, and nothing else")
     parser.add_argument("--at-once", type=int, default=3, help="drills that run beside each other, of those that may (3)")
     parser.add_argument("--quiet-seconds", type=float, default=600.0, help="how long finished TuningJobs are watched (600)")
@@ -34,10 +36,15 @@ def main() -> int:
         for each in DRILLS.values():
             print(f"{each.name}\t{each.fault} · {each.when}")
         return 0
-    names = arguments.only or list(DRILLS)
-    summary = None if arguments.only else arguments.out
+    every = list(DRILLS.values())
+    if arguments.only:
+        drills = [each for each in every if each.name in arguments.only]
+        summary = Summary.load(arguments.out) if arguments.into_summary else None
+    else:
+        drills, summary = every, Summary(arguments.out)
     return play_all(
-        [DRILLS[name] for name in names],
+        drills,
+        every=every,
         folder=arguments.folder,
         summary=summary,
         at_once=arguments.at_once,

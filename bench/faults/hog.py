@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOM = 32 << 20
@@ -18,8 +19,6 @@ SECONDS = 30
 
 def main(process: int, group: Path) -> int:
     """0 when it is gone. Has to be in the same pid namespace."""
-    Path(f"/proc/{process}/oom_score_adj").write_text("1000")
-    Path("/proc/self/oom_score_adj").write_text("-1000")
     old = group / "memory.usage_in_bytes"
     usage, limit = (old, "memory.limit_in_bytes") if old.exists() else (group / "memory.current", "memory.max")
     (group / limit).write_text(str(int(usage.read_text()) + ROOM))
@@ -29,9 +28,17 @@ def main(process: int, group: Path) -> int:
     while time.monotonic() < give_up:
         if _gone(process):
             return 0
+        _choose(process, group)
         eaten.append(os.urandom(1) * CHUNK)
         time.sleep(0.01)
     return 1
+
+
+def _choose(process: int, group: Path) -> None:
+    """The kernel takes this process first, and no other of the group."""
+    for member in (group / "cgroup.procs").read_text().split():
+        with suppress(OSError):
+            Path(f"/proc/{member}/oom_score_adj").write_text("1000" if int(member) == process else "0")
 
 
 def _gone(process: int) -> bool:

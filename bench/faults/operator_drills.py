@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from faults_gate import Gate
-from rig.kube.cluster import CREDENTIALS, SIGNING
+from rig.kube.cluster import CREDENTIALS, NAMESPACE, RELEASE, SIGNING
 from rig.kube.control_plane import Object
 from rig.kube.images import SOURCE
 
 from bench.faults.checks import check_run
 from bench.faults.drill import Notes, drill, require
-from bench.faults.world import NAMESPACE, RELEASE, SECOND, Run, World
+from bench.faults.world import SECOND, Run, World
 from tuner_job.api.messages import PointerRecord
 from tuner_job.store import layout
 from tuner_job.store.records import read_record

@@ -1,8 +1,9 @@
-"""The series: drills that may run beside each other first, then one by one those that break what all rely on."""
+"""The series: one by one the drills that break what all rely on, then the others beside each other."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -10,53 +11,49 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from rig.kube.cluster import NAMESPACE
+from rig.kube.images import SOURCE
 from rig.kube.machine import CommandFailed
 
 from bench.faults import clock_drills, cluster_drills, operator_drills, spec_drills, worker_drills
 from bench.faults.drill import Drill, Notes
-from bench.faults.rights import Quiet, Rights, quiet, rights
-from bench.faults.summary import write_summary
-from bench.faults.world import NAMESPACE, World, new_world
+from bench.faults.rights import quiet, rights
+from bench.faults.summary import Played, Summary
+from bench.faults.world import World, new_world
 
 MODULES = (worker_drills, spec_drills, cluster_drills, operator_drills, clock_drills)
 
 
-@dataclass(frozen=True)
-class Played:
-    drill: Drill
-    ok: bool
-    seen: str
-    """What was seen, or what was wrong."""
-    seconds: float
+def play_all(
+    drills: Sequence[Drill], *, every: Sequence[Drill], folder: Path, summary: Summary | None, at_once: int, quiet_seconds: float
+) -> int:
+    """0 when every drill ended as expected. The summary is written after each drill, so that a series cut short leaves one.
 
-
-def play_all(drills: Sequence[Drill], *, folder: Path, summary: Path | None, at_once: int, quiet_seconds: float) -> int:
-    """0 when every drill ended as expected. The summary is written after each drill, so that a series cut short leaves one."""
+    `every`: all drills that there are, of which `drills` are played.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
-    played: list[Played] = []
+    ended: list[bool] = []
     lock = threading.Lock()
+    commit = _commit()
     with new_world(folder) as world:
         _say(f"the cluster is up after {time.monotonic() - began:.0f} s")
 
-        def tell(stillness: Quiet | None = None, asked: Rights | None = None) -> None:
-            if summary is not None:
-                write_summary(summary, drills, played, stillness, asked, time.monotonic() - began)
-
         def one(drill: Drill) -> None:
-            done = _play(world, drill)
+            played = _play(world, drill, commit)
             with lock:
-                played.append(done)
-                tell()
+                ended.append(played.ok)
+                if summary is not None:
+                    summary.played[drill.name] = played
+                    summary.write(every)
 
-        with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(one, [drill for drill in drills if not drill.alone]))
         for drill in drills:
             if drill.alone:
                 one(drill)
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(one, [drill for drill in drills if not drill.alone]))
         stillness = None
         if quiet_seconds:
             _say(f"watching finished TuningJobs for {quiet_seconds:.0f} s")
@@ -64,12 +61,23 @@ def play_all(drills: Sequence[Drill], *, folder: Path, summary: Path | None, at_
             _say(f"{stillness}")
         asked = rights(world)
         _say(f"{asked}")
-        tell(stillness, asked)
+        if summary is not None and quiet_seconds:
+            summary.stillness, summary.asked = stillness, asked
+            summary.write(every)
     still = stillness is None or not stillness.other_writes
-    return 0 if all(each.ok for each in played) and still and not asked.not_granted and not asked.refused else 1
+    return 0 if all(ended) and still and not asked.not_granted and not asked.refused else 1
 
 
-def _play(world: World, drill: Drill) -> Played:
+def _commit() -> str:
+    def git(*words: str) -> str:
+        said = subprocess.run(["git", *words], cwd=SOURCE, capture_output=True, text=True, check=False)
+        return said.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "tuner_job", "operator", "charts")
+    return f"{git('rev-parse', '--short', 'HEAD')}{'+' if changed else ''}"
+
+
+def _play(world: World, drill: Drill, commit: str) -> Played:
     _say(f"{drill.name}: {drill.fault}; {drill.when}")
     began = time.monotonic()
     try:
@@ -78,9 +86,9 @@ def _play(world: World, drill: Drill) -> Played:
     except Exception as error:  # whatever it is, the other drills go on
         ok, seen = False, f"{type(error).__name__}: {error}"
         _keep(world, drill, traceback.format_exc())
-    done = Played(drill, ok, seen, time.monotonic() - began)
-    _say(f"{drill.name}: {'ok' if ok else 'FAILED'} after {done.seconds:.0f} s: {seen}")
-    return done
+    seconds = time.monotonic() - began
+    _say(f"{drill.name}: {'ok' if ok else 'FAILED'} after {seconds:.0f} s: {seen}")
+    return Played(ok, seen, seconds, time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), commit)
 
 
 def _keep(world: World, drill: Drill, trace: str) -> None:

@@ -1,92 +1,116 @@
-"""The summary of a series, for people and for programs."""
+"""The summary of a series, for people and for programs. The latter keeps what the former is written from."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.faults.drill import Drill
 from bench.faults.rights import Quiet, Rights
 
-if TYPE_CHECKING:
-    from bench.faults.series import Played
+
+@dataclass(frozen=True)
+class Played:
+    """How a drill ended."""
+
+    ok: bool
+    seen: str
+    """What was seen, or what was wrong."""
+    seconds: float
+    at: str
+    """When it ended, RFC 3339."""
+    commit: str
+    """Of the sources; with a `+` when files had been changed since."""
 
 
-def write_summary(
-    path: Path, drills: Sequence[Drill], played: Sequence[Played], stillness: Quiet | None, asked: Rights | None, seconds: float
-) -> None:
-    """`path` with .md and .json."""
-    done = {each.drill.name: each for each in played}
-    failed = [each for each in played if not each.ok]
-    lines = [
-        "# Faults on a real cluster",
-        "",
-        "Written by `make e2e-faults` (docs/faults.md says what is done and what is checked at each drill's end).",
-        "",
-        f"{len(played)} of {len(drills)} drills were played, {len(played) - len(failed)} ended as expected, "
-        f"in {seconds / 60:.0f} minutes, on",
-        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}.",
-        "",
-        "| drill | fault | when | expected end | | seen | s |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for drill in drills:
-        each = done.get(drill.name)
-        end = "not played" if each is None else "ok" if each.ok else "**failed**"
-        seen = "" if each is None else _cell(each.seen)
-        time = "" if each is None else f"{each.seconds:.0f}"
-        lines.append(f"| {drill.name} | {drill.fault} | {drill.when} | {drill.expected} | {end} | {seen} | {time} |")
-    lines += ["", "## When there is nothing to do", ""]
-    if stillness is None:
-        lines.append("Not watched in this series.")
-    else:
-        reads = ", ".join(f"{count} × {what}" for what, count in stillness.reads.items()) or "none"
-        lines += [
-            f"{stillness.jobs} TuningJobs, {stillness.seconds:.0f} s, from the audit log: "
-            f"{stillness.lease_writes} writes of the Lease, "
-            f"{len(stillness.other_writes)} other writes. Reads: {reads}.",
-            *(f"- {write}" for write in stillness.other_writes),
+@dataclass
+class Summary:
+    path: Path
+    """With .md and .json."""
+    played: dict[str, Played] = field(default_factory=dict)
+    stillness: Quiet | None = None
+    asked: Rights | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> Summary:
+        """What a former series left; empty when there is none."""
+        try:
+            kept = json.loads(path.with_suffix(".json").read_text())
+        except FileNotFoundError:
+            return cls(path)
+        return cls(
+            path,
+            {name: Played(**each) for name, each in kept["drills"].items()},
+            Quiet(**kept["quiet"]) if kept["quiet"] else None,
+            Rights(**kept["rights"]) if kept["rights"] else None,
+        )
+
+    def write(self, drills: Iterable[Drill]) -> None:
+        """`drills`: all that there are, in their order."""
+        known = [*drills]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.with_suffix(".md").write_text("\n".join([*self._head(known), *self._quiet(), *self._rights()]) + "\n")
+        document = {
+            "drills": {drill.name: asdict(self.played[drill.name]) for drill in known if drill.name in self.played},
+            "quiet": asdict(self.stillness) if self.stillness else None,
+            "rights": asdict(self.asked) if self.asked else None,
+        }
+        self.path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+
+    def _head(self, drills: list[Drill]) -> list[str]:
+        ended = [self.played[drill.name] for drill in drills if drill.name in self.played]
+        lines = [
+            "# Faults on a real cluster",
+            "",
+            "Written by `make e2e-faults`; [docs/faults.md](../../docs/faults.md) says what is done and checked.",
+            "",
+            f"{len(ended)} of {len(drills)} drills were played, {sum(each.ok for each in ended)} ended as expected, on",
+            f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}.",
+            "",
+            "| drill | fault | when | expected end | | seen | s | ended, commit |",
+            "|---|---|---|---|---|---|---|---|",
         ]
-    lines += ["", "## Rights", ""]
-    if asked is None:
-        lines.append("Not compared in this series.")
-    else:
-        lines += [
+        for drill in drills:
+            each = self.played.get(drill.name)
+            words = ("not played", "", "", "")
+            if each is not None:
+                words = ("ok" if each.ok else "**failed**", _cell(each.seen), f"{each.seconds:.0f}", f"{each.at} {each.commit}")
+            lines.append(f"| {drill.name} | {drill.fault} | {drill.when} | {drill.expected} | {' | '.join(words)} |")
+        return lines
+
+    def _quiet(self) -> list[str]:
+        if self.stillness is None:
+            return ["", "## When there is nothing to do", "", "Not watched."]
+        still = self.stillness
+        reads = ", ".join(f"{count} × {what}" for what, count in still.reads.items()) or "none"
+        return [
+            *("", "## When there is nothing to do", ""),
+            f"{still.jobs} finished TuningJobs, {still.seconds:.0f} s, from the audit log: "
+            f"{still.lease_writes} writes of the Lease, {len(still.other_writes)} other writes. Reads: {reads}.",
+            *(f"- {write}" for write in still.other_writes),
+        ]
+
+    def _rights(self) -> list[str]:
+        if self.asked is None:
+            return ["", "## Rights", "", "Not compared."]
+        asked = self.asked
+        never = ", ".join(f"`{each}`" for each in asked.never_asked) or "none"
+        return [
+            *("", "## Rights", ""),
             f"{len(asked.asked)} kinds of request by the operator in the audit log of all drills; "
-            f"{len(asked.not_granted)} not granted by docs/rbac.md; {len(asked.refused)} refused by the API server.",
+            f"{len(asked.not_granted)} not granted by [docs/rbac.md](../../docs/rbac.md); "
+            f"{len(asked.refused)} refused by the API server.",
             *(f"- not granted: {each}" for each in asked.not_granted),
             *(f"- refused: {each}" for each in asked.refused),
-            "",
-            "| asked for | times |",
-            "|---|---|",
+            *("", "| asked for | times |", "|---|---|"),
             *(f"| {what} | {count} |" for what, count in asked.asked.items()),
             "",
-            "Granted and never asked for (docs/rbac.md says why each is granted): "
-            + (", ".join(f"`{each}`" for each in asked.never_asked) or "none")
-            + ".",
+            f"Granted and never asked for (docs/rbac.md says why each is granted): {never}.",
         ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    document = {
-        "seconds": round(seconds),
-        "drills": [
-            {
-                "name": drill.name,
-                "ok": done[drill.name].ok if drill.name in done else None,
-                "seen": done[drill.name].seen if drill.name in done else "",
-                "seconds": round(done[drill.name].seconds) if drill.name in done else None,
-            }
-            for drill in drills
-        ],
-        "quiet": asdict(stillness) if stillness else None,
-        "rights": asdict(asked) if asked else None,
-    }
-    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _cell(text: str) -> str:

@@ -6,12 +6,13 @@ import json
 import sys
 from pathlib import Path
 
+from rig.kube.cluster import NAMESPACE, RELEASE
 from rig.kube.control_plane import Object
 from rig.kube.machine import cgroups
 
 from bench.faults.checks import check_run
 from bench.faults.drill import Notes, drill, require
-from bench.faults.world import NAMESPACE, RELEASE, Run, World
+from bench.faults.world import Run, World
 from tuner_job.api.messages import DISCOVER, FINAL, TryRecord
 from tuner_job.store import layout
 from tuner_job.store.records import read_record
@@ -89,7 +90,7 @@ def worker_out_of_memory(world: World) -> Notes:
         for each in run.listed("pods"):
             if each["metadata"]["uid"] == pod["metadata"]["uid"]:
                 state = each["status"]["containerStatuses"][0]["state"]
-                return state.get("terminated", {}).get("reason")
+                return str(state["terminated"].get("reason")) if "terminated" in state else None
         return None
 
     reason = run.until("its container has ended", killed, seconds=60)

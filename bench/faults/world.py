@@ -188,7 +188,7 @@ class Run:
 
     def standing(self) -> str:
         status = self.get().get("status", {})
-        ready = next((each for each in status.get("conditions", []) if each["type"] == "Ready"), {})
+        ready: Object = next((each for each in status.get("conditions", []) if each["type"] == "Ready"), {})
         return f"{status.get('phase')} {ready.get('reason')}: {ready.get('message')}"
 
     def until_ready(self) -> None:
