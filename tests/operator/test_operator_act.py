@@ -194,6 +194,7 @@ async def test_a_job_that_went_between_conflict_and_look_is_tried_again(cluster:
 QUOTA = 'jobs.batch "x" is forbidden: exceeded quota: few, requested: count/jobs.batch=1'
 PSA = 'jobs.batch "x" is forbidden: violates PodSecurity "restricted:latest"'
 WEBHOOK = 'admission webhook "policy.example" denied the request: no'
+POLICY = "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no"
 RBAC = 'jobs.batch is forbidden: User "x" cannot create resource "jobs" in API group "batch"'
 ENDING = "unable to create new content in namespace team because it is being terminated"
 
@@ -207,6 +208,8 @@ ENDING = "unable to create new content in namespace team because it is being ter
         (Forbidden(WEBHOOK, code=403), "AdmissionDenied", False),
         (Forbidden(RBAC, code=403), "Forbidden", False),
         (Invalid("spec.template: no", code=422), "JobInvalid", False),
+        (Invalid(POLICY, code=422), "AdmissionDenied", False),
+        (Invalid(WEBHOOK, code=422), "AdmissionDenied", False),
     ],
 )
 def test_what_the_server_refuses_is_said_and_not_tried_at_once(

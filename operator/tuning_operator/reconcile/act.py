@@ -132,7 +132,7 @@ class Actor:
         except Forbidden as error:
             raise place.refused(_forbidden(str(error))) from None
         except Invalid as error:
-            raise place.refused(Problem("JobInvalid", str(error))) from None
+            raise place.refused(_invalid(str(error))) from None
         place.accepted()
         return done
 
@@ -266,3 +266,9 @@ def _forbidden(message: str) -> Problem:
         if words in message:
             return Problem(reason, message, transient)
     return Problem("AdmissionDenied", message)
+
+
+def _invalid(message: str) -> Problem:
+    """A policy answers with 422 unless its author chose 403, and so may a webhook."""
+    denied = "ValidatingAdmissionPolicy" in message or "denied the request" in message
+    return Problem("AdmissionDenied" if denied else "JobInvalid", message)
