@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from rig.kube.cluster import BUCKET, RUNTIME, Cluster, Tenant
+from rig.kube.cluster import RUNTIME, Cluster, Tenant
 from rig.kube.control_plane import Object
+from rig.kube.object_store import BUCKET
 from rig.tiny import write_tiny_model
 
 from tuner_job.store.objects import ObjectStore

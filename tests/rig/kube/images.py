@@ -24,6 +24,8 @@ SOURCE = Path(__file__).parents[3]
 BUILD_SECONDS = 1800.0
 KEEP = 2
 """Archives of a target: those of earlier sources may serve again, or serve another checkout."""
+MOST_LAYERS = 300
+"""In buildah's storage. A change of sources adds about ten, of some megabytes each."""
 
 PAUSE = "localhost/pause:1"
 """Name of the pause image."""
@@ -70,11 +72,13 @@ def image(target: Target) -> Image:
 
 
 def _forget_others(kept: Image) -> None:
-    """Images of earlier sources. Layers that they share with the kept one stay."""
+    """Images of earlier sources. Layers stay for the next build, until there are too many."""
     tag = kept.name.rpartition(":")[2]
     for line in buildah("images", "--format={{.Name}}:{{.Tag}}").split():
         if line.startswith(f"{kept.repository}:") and line != kept.name:
             buildah("rmi", line)
+    if len(buildah("images", "--all", "--quiet").split()) > MOST_LAYERS:
+        buildah("rmi", "--prune", "--force")
     former = sorted(
         kept.archive.parent.glob(f"{kept.archive.name.removesuffix(f'{tag}.tar')}*.tar"), key=lambda path: path.stat().st_mtime
     )
@@ -99,10 +103,8 @@ def _build(made: Image, context: Path, dockerfile: Path, arguments: Iterable[str
     made.archive.parent.mkdir(parents=True, exist_ok=True)
     aside = made.archive.with_suffix(f".{os.getpid()}")
     try:
-        buildah(
-            *("build", "--layers", "--timestamp=0", "--format=oci", f"--tag={made.name}", f"--file={dockerfile}"),
-            *(*arguments, context),
-        )
+        form = ("--layers", "--timestamp=0", "--format=oci")
+        buildah("build", *form, f"--tag={made.name}", f"--file={dockerfile}", *arguments, context)
         buildah("push", made.name, f"docker-archive:{aside}:{made.name}")
         aside.replace(made.archive)
     except CommandFailed as error:
