@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from bench.faults.checks import check_run
 from bench.faults.drill import Notes, drill, require
@@ -66,7 +66,11 @@ def operators_clock_skewed(world: World) -> Notes:
         run.until_phase("Exploring")
         world.crash_operator(world.operator_process())  # so that one waits for the Lease of a dead one, both ahead of time
         check_run(run)
+        body = run.get()
+        told = [datetime.fromisoformat(each["lastTransitionTime"]) for each in body["status"]["conditions"]]
+        ahead = (max(told) - datetime.now(UTC)).total_seconds()
+        require(ahead > SKEW_SECONDS / 2, f"the operator's clock was only {ahead:.0f} s ahead")
     finally:
         world.keep_logs()
         cluster.install()
-    return run.notes
+    return [*run.notes, f"its conditions are dated {ahead / 60:.0f} min ahead"]
