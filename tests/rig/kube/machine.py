@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,7 @@ from rig.waiting import wait_for
 
 COMMAND_SECONDS = 120.0
 STOP_SECONDS = 20.0
+END_SECONDS = 120.0
 SLOTS = 100
 """Machines that can live at the same time, each with its own addresses."""
 
@@ -111,7 +112,8 @@ class Machine:
     cgroup: str
     """Of the node's pods, below each hierarchy's root."""
     pid: int
-    processes: dict[str, Process] = field(default_factory=dict)
+    processes: dict[str, Process]
+    """By name, the last one started of each."""
 
     def command(self, *words: str | Path) -> list[str]:
         """The command that runs `words` inside."""
@@ -151,25 +153,26 @@ def new_machine() -> Iterator[Machine]:
         slot = stack.enter_context(_slot())
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{slot}-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        pid = stack.enter_context(_first_process())
+        processes: dict[str, Process] = {}
+        stack.callback(_reap, processes)
         machine = Machine(
             folder,
             address=f"10.99.{slot}.2",
             host=f"10.99.{slot}.1",
             pods=f"10.200.{slot}.0/24",
             cgroup=f"{_PREFIX}{slot}",
-            pid=pid,
+            pid=stack.enter_context(_first_process()),
+            processes=processes,
         )
         _private_folders(machine)
         _connect(machine, _link(slot))
-        stack.callback(_end_processes, machine)
         yield machine
 
 
-def _end_processes(machine: Machine) -> None:
-    """In the reverse order of their start. What they started is left to the kernel."""
-    for process in reversed(machine.processes.values()):
-        process.stop(seconds=5)
+def _reap(processes: Mapping[str, Process]) -> None:
+    """The kernel has ended them with their machine."""
+    for process in processes.values():
+        process.kill()
 
 
 @contextmanager
@@ -248,7 +251,7 @@ def _first_process() -> Iterator[int]:
         finally:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-                child.wait(STOP_SECONDS)  # returns when the kernel has ended all that ran inside
+                child.wait(END_SECONDS)  # returns when the kernel has ended all that ran inside
     finally:
         holder.kill()
         holder.communicate()
