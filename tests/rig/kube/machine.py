@@ -84,6 +84,8 @@ class Process:
         if self.runs:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+                if number == signal.SIGCONT:  # `nsenter` stops itself when its child is stopped
+                    os.kill(self._entered.pid, number)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """SIGTERM, and SIGKILL when that was not enough."""
