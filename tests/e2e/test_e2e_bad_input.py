@@ -53,9 +53,9 @@ CASES = (
     Case("quota-of-jobs", False, "QuotaExceeded", "exceeded quota"),
     Case("denied", True, "AdmissionDenied", "no Jobs today"),
     Case("older-schema", True, "InvalidSpec", "spec"),
-    Case("lying-store", True, "StoreNotConditional", "conditional"),
+    Case("lying-store", True, "StoreNotConditional", "ignores conditions"),
     Case("model-not-found", True, "InvalidInput", "no such object"),
-    Case("impossible-accuracy", True, "BaselineFails", "loss"),
+    Case("impossible-accuracy", True, "BaselineFails", "accuracy check"),
     Case("l" * 63, True, "InvalidInput", "no such object"),
 )
 
