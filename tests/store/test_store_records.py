@@ -13,7 +13,7 @@ from rig.faulty import FaultyStore, answering
 
 from tuner_job.api.base import InputError
 from tuner_job.api.effective import run_id
-from tuner_job.api.messages import Owner, Record, SchemaMismatch, StopRecord
+from tuner_job.api.messages import Owner, PlanRecord, Record, SchemaMismatch, SealRecord, StopRecord, VerdictRecord
 from tuner_job.store import layout
 from tuner_job.store.blobs import get_blob, get_blob_file, put_blob, put_blob_file
 from tuner_job.store.objects import ObjectStore, StoreCorrupt, StoreNotConditional, StoreUnavailable, check_key
@@ -104,10 +104,34 @@ class TestRecords:
             read_record(object_store, KEY, StopRecord)
         assert caught.value.reason == "PoisonedRecord"
 
+    def test_a_record_of_endless_items_is_refused_unparsed(self) -> None:
+        """16 MiB of `{}` would cost the reader minutes and gigabytes."""
+        store = ObjectStore.open("memory://items")
+        store.put(KEY, b'{"kind":"Plan","schemaVersion":1,"trials":[' + b",".join([b"{}"] * 60_000) + b"]}")
+        with pytest.raises(InputError, match="60001 commas; a PlanRecord has at most 50000") as caught:
+            read_record(store, KEY, PlanRecord)
+        assert caught.value.reason == "PoisonedRecord"
+
+    @pytest.mark.parametrize(
+        ("kind", "field"),
+        [(PlanRecord, "trials"), (SealRecord, "folded"), (VerdictRecord, "builds")],
+        ids=["plan", "seal", "verdict"],
+    )
+    def test_a_long_list_of_wrong_items_fails_at_its_first(self, kind: type[Record], field: str) -> None:
+        store = ObjectStore.open(f"memory://wrong-{field}")
+        store.put(KEY, b'{"schemaVersion":1,"%s":[' % field.encode() + b",".join([b"{}"] * 1000) + b"]}")
+        with pytest.raises(InputError) as caught:
+            read_record(store, KEY, kind)
+        others = re.search(r"and (\d+) more", str(caught.value))
+        assert others is not None
+        assert int(others[1]) < 40
+
     def test_a_record_that_no_one_would_read_is_not_written(self) -> None:
         store = ObjectStore.open("memory://long")
         with pytest.raises(InputError, match="StopRecord has at most"):
             create_record(store, KEY, StopRecord(attempt=1, reason="x" * Record.MAX_BYTES))
+        with pytest.raises(InputError, match="commas; a StopRecord has at most"):
+            create_record(store, KEY, StopRecord(attempt=1, reason="," * Record.MAX_ITEMS))
         assert not store.exists(KEY)
 
 

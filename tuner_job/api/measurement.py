@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from tuner_job.api.base import Model, digest_of
 
@@ -124,7 +124,7 @@ class Losses(Model):
     """Samples compared (over all shapes)."""
     atol: float
     rtol: float
-    outputs: tuple[OutputLoss, ...] = ()
+    outputs: Annotated[tuple[OutputLoss, ...], FailFast()] = ()
     problems: tuple[str, ...] = ()
     """What made the output invalid (NaN, Inf, shape, dtype, missing), a line each, at most 20. Not empty: invalidOutput."""
 

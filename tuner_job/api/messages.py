@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tuner_job.api.base import InputError, Model, first_problem
@@ -36,6 +36,9 @@ class Record(Model):
     SCHEMA: ClassVar[int] = 1
     MAX_BYTES: ClassVar[int] = 1 << 20
     """Readers refuse a longer record unread."""
+    MAX_ITEMS: ClassVar[int] = 20_000
+    """Commas. Readers refuse a record with more unparsed: each wrong value costs a kilobyte, so that 16 MiB of `{}` would hold a
+    reader for minutes and take all its memory. For the same reason long tuples fail at their first wrong item."""
 
     kind: str
     schema_version: int = 1
@@ -45,6 +48,8 @@ class Record(Model):
         """Validate bytes read at `key`. Raises SchemaMismatch, or InputError naming the key and the first wrong field."""
         if len(data) > cls.MAX_BYTES:
             raise InputError(f"{key}: {len(data)} bytes; a {cls.__name__} has at most {cls.MAX_BYTES}", reason="PoisonedRecord")
+        if (items := data.count(b",")) > cls.MAX_ITEMS:
+            raise InputError(f"{key}: {items} commas; a {cls.__name__} has at most {cls.MAX_ITEMS}", reason="PoisonedRecord")
         try:
             header = _Header.model_validate_json(data)
             if header.schema_version != cls.SCHEMA:
@@ -244,12 +249,13 @@ class PlanRecord(Record):
     """`runs/<run>/rounds/<n>/plan.json`: the exact trials of a round, or the pick for the final."""
 
     MAX_BYTES: ClassVar[int] = 16 << 20
+    MAX_ITEMS: ClassVar[int] = 50_000
 
     kind: Literal["Plan"] = "Plan"
     run: RunId
     round: Annotated[int, Field(ge=1)]
     stage: Literal["explore", "final"]
-    trials: tuple[PlannedTrial, ...] = ()
+    trials: Annotated[tuple[PlannedTrial, ...], FailFast()] = ()
     """Of an explore round."""
     pick: Candidate | None = None
     """Of the final: the one candidate to prove; None when nothing beat the baseline on the explore data."""
@@ -398,11 +404,12 @@ class SealRecord(Record):
     """`runs/<run>/rounds/<n>/seal.json`: exactly which results the round's fold used."""
 
     MAX_BYTES: ClassVar[int] = 16 << 20
+    MAX_ITEMS: ClassVar[int] = 50_000
 
     kind: Literal["Seal"] = "Seal"
     run: RunId
     round: int
-    folded: tuple[Folded, ...]
+    folded: Annotated[tuple[Folded, ...], FailFast()]
     carried_over: tuple[TrialId, ...] = ()
     """Planned, but without a result at the deadline; the next plan lists them again."""
 
@@ -414,7 +421,7 @@ class FinalBuild(Model):
     """`candidate-3`, `baseline-7`."""
     engine: EngineFile
     losses: Losses
-    sessions: tuple[tuple[Session, ...], ...]
+    sessions: Annotated[tuple[Annotated[tuple[Session, ...], FailFast()], ...], FailFast()]
     """Per shape case, in time order; samples are left out here and kept whole in the samples blob."""
 
 
@@ -431,6 +438,8 @@ class VerdictRecord(Record):
     """`runs/<run>/verdict.json`: what the final found. The decision can be recomputed from it alone."""
 
     MAX_BYTES: ClassVar[int] = 16 << 20
+    MAX_ITEMS: ClassVar[int] = 100_000
+    """Fifteen builds of a model with 500 outputs have some 60,000."""
 
     kind: Literal["Verdict"] = "Verdict"
     run: RunId
@@ -459,7 +468,7 @@ class VerdictRecord(Record):
     latency_seconds: float
     """Of the published engine, on the half that did not choose it (weighted over shape cases)."""
     baseline_seconds: float
-    builds: tuple[FinalBuild, ...]
+    builds: Annotated[tuple[FinalBuild, ...], FailFast()]
     samples_blob: Digest | None = None
     """Every sample of the final, gzip JSON {name: [[samples per session] per case]}."""
     method: dict[str, str] = Field(default_factory=dict)
