@@ -336,6 +336,42 @@ def test_too_many_workers_are_poison(store: CountingStore, monkeypatch: pytest.M
     assert "more than 3 workers" in problem(Mirror(), store, run.run).message
 
 
+def test_more_bytes_of_beats_than_workers_write_are_poison_unread(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALL_BEATS_BYTES", 10_000)
+    run = begun(store)
+    for index in range(3):
+        write_beat(store, run, beat(f"1-{index}", detail="x" * 4000))
+    assert "bytes of beats; 10000 are the most" in problem(Mirror(), store, run.run).message
+    assert not any(verb == "get" and "/workers/" in key for verb, key in store.asked)
+
+
+def test_nothing_that_is_kept_of_a_run_is_long(store: CountingStore) -> None:
+    """The operator keeps it for as long as the run is active, of every run at once."""
+    run = begun(store)
+    plain = json.loads(run.to_json()) | {"trigger": "t" * 100_000, "createdAt": "c" * 100_000}
+    store.put(layout.run(run.run), json.dumps(plain).encode())
+    write_beat(store, run, beat("1-0", at="x" * 60_000))
+    write_beat(store, run, beat("1-1", trial="x" * 60_000))
+    seen = view(Mirror(), store, run.run)
+    assert max(len(each.to_json()) for each in seen.beats.values()) < 2000
+    assert len(seen.record.to_json()) < 4000
+
+
+@pytest.mark.parametrize("what", ["product", "driver"])
+def test_a_device_that_is_no_device_is_poison(store: CountingStore, what: str) -> None:
+    run = begun(store)
+    plain = json.loads(write_discovery(store, run).to_json())
+    plain["device"][what] = "x" * 100_000
+    store.put(layout.discovery(run.run), json.dumps(plain).encode())
+    assert "device takes more than" in problem(Mirror(), store, run.run).message
+
+
+def test_a_worker_id_that_is_no_id_is_poison(store: CountingStore) -> None:
+    run = begun(store)
+    write_beat(store, run, beat("1-0", workerId="x" * 60_000))
+    assert "worker id" in problem(Mirror(), store, run.run).message
+
+
 def test_a_worker_that_lies_is_cut_to_what_can_be_true(store: CountingStore) -> None:
     run = begun(store)
     lie = {

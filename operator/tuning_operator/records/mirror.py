@@ -49,7 +49,10 @@ MOST_BEATS = 16_384
 MOST_ATTEMPT = 9_999
 BEAT_BYTES = 64 << 10
 """Of a beat; an honest one has one thousandth of BeatRecord.MAX_BYTES."""
+ALL_BEATS_BYTES = 32 << 20
+"""Of a run's beats together, as the store lists them: reading more would keep the store's threads from other runs."""
 
+DEVICE_BYTES = 4 << 10
 MOST_TRIALS = 1_000_000
 MOST_SECONDS = 1e9
 """More than this no worker can have done or used."""
@@ -59,6 +62,7 @@ CONVICTED = "StageConvicted"
 
 _ROUTE_LENGTH = 384
 _TEXT_LENGTH = 500
+_ID_LENGTH = 160
 
 _BEAT = re.compile(r"([1-9][0-9]{0,8})-(?:0|[1-9][0-9]{0,8})\.json", re.ASCII)
 _STOP = re.compile(r"([1-9][0-9]{0,8})\.json", re.ASCII)
@@ -132,7 +136,8 @@ class Mirror:
             record = genuine_run(store, run)
             if record is None:
                 return None
-            known = _Known(record)
+            free_text = {"trigger": _line(record.trigger), "created_at": record.created_at[:_ID_LENGTH]}  # all else is in its id
+            known = _Known(record.model_copy(update=free_text))
         # Signs of life first: a worker whose record is not there yet when it is looked for is still seen at work.
         ended, beats = _beats(store, run, known.ended)
         known = _verdict(store, _plans(store, _discovery(store, replace(known, ended=ended))))
@@ -185,6 +190,7 @@ def _discovery(store: ObjectStore, known: _Known) -> _Known:
     if discovery is None:
         return known
     _require(key, discovery.run == run, "it is of another run")
+    _require(key, len(discovery.device.to_json()) <= DEVICE_BYTES, f"its device takes more than {DEVICE_BYTES} bytes")
     return replace(
         known,
         discovered=True,
@@ -274,6 +280,8 @@ def _beats(store: ObjectStore, run: str, ended: Mapping[str, _Ended]) -> tuple[d
             _attempt(info.key, int(one[1]))
             listed[name.removesuffix(".json")] = info
     _require(layout.beats(run), len(listed) <= MOST_BEATS, f"there are more than {MOST_BEATS} workers")
+    size = sum(info.size for info in listed.values())
+    _require(layout.beats(run), size <= ALL_BEATS_BYTES, f"{size} bytes of beats; {ALL_BEATS_BYTES} are the most")
     known = {
         name: ended[name]
         for name, info in listed.items()
@@ -298,6 +306,7 @@ def _beat(store: ObjectStore, run: str, worker: str) -> BeatRecord | None:
         return None
     beat = BeatRecord.parse(found.data, key)
     _require(key, beat.worker == worker, "it is of another worker")
+    _require(key, len(beat.worker_id) <= _ID_LENGTH, f"its worker id is longer than {_ID_LENGTH} letters")
     return beat.model_copy(
         update={
             "outcomes": {name: _count(number) for name, number in beat.outcomes.items() if name in _OUTCOMES},
@@ -306,6 +315,8 @@ def _beat(store: ObjectStore, run: str, worker: str) -> BeatRecord | None:
             "device_seconds": _seconds(beat.device_seconds),
             "detail": _line(beat.detail),
             "phase": _line(beat.phase),
+            "trial": beat.trial[:_ID_LENGTH],
+            "at": beat.at[:_ID_LENGTH],
         }
     )
 
