@@ -308,6 +308,20 @@ async def test_a_death_is_noted_for_the_process_that_died(cluster: Cluster) -> N
     assert read_record(cluster.store, layout.end(run.run, "uid-1-0"), EndRecord) == end
 
 
+@asyncly
+async def test_a_note_that_nobody_can_read_does_not_keep_the_dead_alive(cluster: Cluster) -> None:
+    """Else each look would fail at it, and what its job's other targets need would never be done."""
+    await cluster.start()
+    run, snapshot = cluster.run(), await cluster.look()
+    write_beat(cluster.store, run, beat())
+    cluster.store.inner.create(layout.end(run.run, "uid-1-0"), b"{}")
+    action = RecordDeath(run.run, wanted_in(snapshot).store, "1-0", "uid-1-0", "explained", "its pod is gone")
+    await cluster.actor.act(action, snapshot)
+    last = read_record(cluster.store, layout.beat(run.run, "1-0"), BeatRecord)
+    assert last is not None
+    assert (last.state, last.cause) == ("dead", "explained")
+
+
 @pytest.mark.parametrize(("cause", "state"), [("explained", "dead"), ("stopped", "stopped")])
 def test_a_beat_whose_end_was_noted_before_the_beat_was_written_is_made_good(tmp_path: Path, cause: str, state: str) -> None:
     """Killed between the two, nobody else would ever say that the worker is over."""

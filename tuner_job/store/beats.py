@@ -207,7 +207,11 @@ def mark_dead(store: ObjectStore, run: str, worker: str, *, cause: Cause, detail
         return noted
     # Only for those who look at beats: the note decides. If it was there already, whoever wrote it was cut off before the beat.
     # Swapped, so that a successor's beat is not overwritten.
-    end = (None if noted else end_of(store, run, worker_id)) or PreviousEnd(cause=cause, detail=detail)
+    try:
+        end = None if noted else end_of(store, run, worker_id)
+    except InputError:  # a note that no one can read tells nothing; the workers that come to it end with that
+        end = None
+    end = end or PreviousEnd(cause=cause, detail=detail)
     beat = stored.record.model_copy(
         update={
             "state": BeatState.STOPPED if end.cause == "stopped" else BeatState.DEAD,
