@@ -89,7 +89,8 @@ def _turned(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> list
 
 
 def _of_condition(condition: Condition, prefix: str) -> Transition:
-    return Transition("Normal", condition.reason, prefix + (condition.message or f"{condition.type} is {condition.status}"))
+    bare = f"no longer {condition.type}" if condition.status == "False" else f"{condition.type} is {condition.status}"
+    return Transition("Normal", condition.reason, prefix + (condition.message or bare))
 
 
 def _still(status: TuningJobStatus) -> TuningJobStatus:

@@ -231,6 +231,16 @@ def test_workers_that_cannot_work_say_why(
         assert words in message(decision.status) or reason == "DeviceClassGone"
 
 
+def test_an_image_that_cannot_be_pulled_is_told_by_its_cause_which_comes_last() -> None:
+    image = "registry.example.com/team/worker@sha256:" + 64 * "0"
+    long = f'Back-off pulling image "{image}": ErrImagePull: failed to resolve reference "{image}": {image}: not found'
+    live = batch(WANTED, "discover", 1)
+    waits = pod(live, 0, "Pending", waiting="ImagePullBackOff", waiting_message=long)
+    decision = look(JOB, run=run(WANTED, "discover"), jobs=(live,), pods=(waits,))
+    assert message(decision.status).startswith(f"pod {waits.name}: ImagePullBackOff: …")
+    assert message(decision.status).endswith(": not found")
+
+
 def test_how_long_no_node_was_found_is_told_without_a_write_every_minute() -> None:
     live = batch(WANTED, "discover", 1)
     seen = {"run": run(WANTED, "discover"), "jobs": (live,), "pods": (pod(live, 0, "Pending", unschedulable="0/3 nodes"),)}

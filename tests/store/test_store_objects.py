@@ -360,7 +360,7 @@ class TestAddresses:
             ("s3://bucket", {"endpoint": "minio:9000"}, "'minio:9000': write it as https://host"),
             ("s3://bucket", {"endpoint": "ftp://minio"}, "write it as https://host"),
             ("s3://bucket", {"endpoint": "https://minio:port"}, "write it as https://host"),
-            ("s3://bucket", {"endpoint": "http://minio:9000"}, "unencrypted; use https, or set the option allowHttp"),
+            ("s3://bucket", {"endpoint": "http://minio:9000"}, "unencrypted; use https, or set insecureHttp"),
             ("s3://bucket", {"endpoint": "https://minio:9000"}, "no credentials; set AWS_ACCESS_KEY_ID"),
             ("s3://bucket", {"accessKeyId": "x"}, "go together"),
             ("s3://bucket", {"timeoutSeconds": "soon"}, "timeoutSeconds is 'soon'"),

@@ -43,7 +43,7 @@ class Named:
         if found is None:
             raise pointers.PointerRefused(
                 f"nothing is published for {self.name} in {self.place.store.url}; "
-                "run the job first, or check the name and the folder",
+                "run the job first, or check the name and the store's URL, which on a cluster ends with the namespace's prefix",
                 reason="PointerMissing",
             )
         return found

@@ -171,7 +171,8 @@ def _http_allowed(url: str, options: dict[str, str], endpoint: str) -> bool:
     if _is_loopback(host) or _flag(url, options, "allowHttp", False):
         return True
     raise InputError(
-        f"store {url}: endpoint {endpoint!r} would send results unencrypted; use https, or set the option allowHttp to true"
+        f"store {url}: endpoint {endpoint!r} would send results unencrypted; use https, or set insecureHttp in the ArtifactStore "
+        "(option allowHttp)"
     )
 
 

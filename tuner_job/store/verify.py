@@ -142,7 +142,10 @@ def _signed(store: ObjectStore, what: PointerName | Digest, trust: TrustRoot, ex
     if isinstance(what, PointerName):
         pointer = pointers.read(store, what)
         if pointer is None:
-            problem = f"nothing is published for {what} in {store.url}; run the job first, or check the name and the folder"
+            problem = (
+                f"nothing is published for {what} in {store.url}; run the job first, or check the name and the store's URL, "
+                "which on a cluster ends with the namespace's prefix"
+            )
             raise VerificationFailed(Failure.POINTER_MISSING, problem)
         digest = pointer.current.manifest
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner_job.api.conditions import Reason
-from tuning_operator.reconcile.words import count, line, stamp
+from tuning_operator.reconcile.words import count, end, line, stamp
 from tuning_operator.snapshot import JobView, PodView, Problem, TargetSnapshot
 
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"})
@@ -61,9 +61,10 @@ def _again(job: JobView, seen: TargetSnapshot) -> str:
 
 
 def _container(pod: PodView) -> tuple[str, str]:
+    if pod.waiting in _IMAGE:  # the image's name fills the beginning, several times
+        why = f": {end(pod.waiting_message, _WORDS_BYTES - len(pod.waiting) - 2)}" if pod.waiting_message else ""
+        return Reason.IMAGE_PULL_FAILED, f"pod {pod.name}: {pod.waiting}{why}"
     said = line(f"{pod.waiting}: {pod.waiting_message}" if pod.waiting_message else pod.waiting, _WORDS_BYTES)
-    if pod.waiting in _IMAGE:
-        return Reason.IMAGE_PULL_FAILED, f"pod {pod.name}: {said}"
     return Reason.CONTAINER_NOT_STARTED, f"pod {pod.name}: {said}"
 
 

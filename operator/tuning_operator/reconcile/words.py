@@ -20,6 +20,12 @@ def line(text: str, most: int = LINE_BYTES) -> str:
     return encoded[: most - 3].decode(errors="ignore").rstrip() + "…"
 
 
+def end(text: str, most: int) -> str:
+    """The end of it, for those who say the cause last."""
+    encoded = line(text, 8 * most).encode()
+    return encoded.decode() if len(encoded) <= most else "…" + encoded[3 - most :].decode(errors="ignore").lstrip()
+
+
 def word(reason: str, otherwise: str) -> str:
     """A reason as a condition may carry it. A worker's own is its word for it, and may be anything."""
     return reason if _WORD.fullmatch(reason) else otherwise

@@ -77,7 +77,7 @@ def _next_attempt(case: Case, run: RunView, due: Stage) -> TargetDecision:
     if case.seen.refused is not None:
         return refused(case, case.seen.refused, create)
     after = f" after {count(failures, 'failed attempt')}" if failures else ""
-    message = f"attempt {attempt} of {due} starts with {count(workers, 'worker')}{after}"
+    message = f"{due} starts with {count(workers, 'worker')}{after}: attempt {attempt} of the run"
     return case.outcome(under_way(case, "Pending", Reason.STARTING, message), create, again=case.poll)
 
 
