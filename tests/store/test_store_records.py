@@ -126,6 +126,12 @@ class TestRecords:
         assert others is not None
         assert int(others[1]) < 40
 
+    def test_a_record_with_more_faults_than_can_be_told_tells_their_number(self) -> None:
+        store = ObjectStore.open("memory://faults")
+        store.put(KEY, b'{"schemaVersion":1,' + b",".join(b'"x%d":0' % each for each in range(5000)) + b"}")
+        with pytest.raises(InputError, match=r"not a valid StopRecord: .whole.: 500[0-9] values are wrong"):
+            read_record(store, KEY, StopRecord)
+
     def test_a_record_that_no_one_would_read_is_not_written(self) -> None:
         store = ObjectStore.open("memory://long")
         with pytest.raises(InputError, match="StopRecord has at most"):

@@ -69,8 +69,14 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(value if isinstance(value, bytes) else canonical_json(value)).hexdigest()
 
 
+MOST_PROBLEMS = 1000
+"""That are looked at: each costs half a kilobyte, and somebody may have written a million."""
+
+
 def first_problem(error: ValidationError) -> str:
     """`field.path: message`, with a count of the others."""
+    if error.error_count() > MOST_PROBLEMS:
+        return f"(whole): {error.error_count()} values are wrong"
     problems = error.errors(include_url=False)
     first = problems[0]
     path = ".".join(str(part) for part in first["loc"]) or "(whole)"

@@ -94,7 +94,7 @@ class Timing(Model):
     warmup_seconds: Seconds = 0.0
     warmup_settled: bool = True
     """False when windows still disagreed when the warm-up limit came."""
-    sessions: tuple[Session, ...] = Field(min_length=1)
+    sessions: Annotated[tuple[Session, ...], FailFast()] = Field(min_length=1)
 
 
 class OutputLoss(Model):

@@ -17,6 +17,9 @@ from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Seconds, Session, Timing
 from tuner_job.api.outcome import Outcome
 
+ITEM_BYTES = 18
+"""For each comma, at least, in a record that is as long as it may be: those are of timings, six commas in a hundred bytes."""
+
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
 TrialId = Annotated[str, Field(pattern=r"^(discover|final|[0-9]{3}-[0-9]{5})$")]
 
@@ -185,7 +188,7 @@ class PilotBuild(Model):
     """One default build of discover."""
 
     engine: EngineFile
-    timing: tuple[Timing, ...]
+    timing: Annotated[tuple[Timing, ...], FailFast()]
     """One per shape case."""
     seconds: float
     """Wall time of the whole trial."""
@@ -195,6 +198,7 @@ class DiscoveryRecord(Record):
     """`runs/<run>/discovery.json`: what the first worker found out; all others rely on it."""
 
     MAX_BYTES: ClassVar[int] = 8 << 20
+    MAX_ITEMS: ClassVar[int] = MAX_BYTES // ITEM_BYTES
 
     kind: Literal["Discovery"] = "Discovery"
     run: RunId
@@ -205,16 +209,16 @@ class DiscoveryRecord(Record):
     knobs_digest: Digest
     identity: Digest
     """Ledger identity of this run's results, less the candidate."""
-    variants: tuple[VariantInput, ...]
+    variants: Annotated[tuple[VariantInput, ...], FailFast()]
     """With digests."""
-    cases: tuple[ShapeCase, ...] = Field(min_length=1)
+    cases: Annotated[tuple[ShapeCase, ...], FailFast()] = Field(min_length=1)
     references_digest: Digest
     references_blob: Digest
     """The references folder as one archive among the blobs."""
-    reference_warnings: tuple[str, ...] = ()
+    reference_warnings: Annotated[tuple[str, ...], FailFast()] = ()
     """What makes the references weak (accuracy.weakness), a line each."""
     baseline_losses: Losses
-    pilot: tuple[PilotBuild, ...] = Field(min_length=1)
+    pilot: Annotated[tuple[PilotBuild, ...], FailFast()] = Field(min_length=1)
     build_sd: float
     """Standard deviation of log latency between default builds."""
     session_sd: float
@@ -353,7 +357,7 @@ class Control(Model):
     """A timing of the worker's own baseline engine, taken beside its trials."""
 
     engine: Digest
-    timing: tuple[Timing, ...]
+    timing: Annotated[tuple[Timing, ...], FailFast()]
     """One per shape case."""
 
 
@@ -361,6 +365,7 @@ class ResultRecord(Record):
     """`runs/<run>/trials/<trial>/result.json`: how the trial ended."""
 
     MAX_BYTES: ClassVar[int] = 8 << 20
+    MAX_ITEMS: ClassVar[int] = MAX_BYTES // ITEM_BYTES
 
     kind: Literal["Result"] = "Result"
     run: RunId
@@ -387,9 +392,9 @@ class ResultRecord(Record):
     (an estimate of earlier tries, whose time nobody knows)."""
     engine: EngineFile | None = None
     losses: Losses | None = None
-    timing: tuple[Timing, ...] = ()
+    timing: Annotated[tuple[Timing, ...], FailFast()] = ()
     """One per shape case, in the run's order."""
-    controls: tuple[Control, ...] = ()
+    controls: Annotated[tuple[Control, ...], FailFast()] = ()
     """The worker's baseline timings since its last result."""
     finished_at: str
 
@@ -438,8 +443,7 @@ class VerdictRecord(Record):
     """`runs/<run>/verdict.json`: what the final found. The decision can be recomputed from it alone."""
 
     MAX_BYTES: ClassVar[int] = 16 << 20
-    MAX_ITEMS: ClassVar[int] = 100_000
-    """Fifteen builds of a model with 500 outputs have some 60,000."""
+    MAX_ITEMS: ClassVar[int] = MAX_BYTES // ITEM_BYTES
 
     kind: Literal["Verdict"] = "Verdict"
     run: RunId
@@ -538,6 +542,7 @@ class LedgerRecord(Record):
     """`ledger/<identity>/<candidate>.json`: the first deterministic result of a candidate under an identity."""
 
     MAX_BYTES: ClassVar[int] = 8 << 20
+    MAX_ITEMS: ClassVar[int] = MAX_BYTES // ITEM_BYTES
 
     kind: Literal["Ledger"] = "Ledger"
     identity: Digest
