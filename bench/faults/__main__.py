@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--into-summary", action="store_true", help="with --only: their rows of the summary are written anew")
     parser.add_argument("--list", action="store_true", help="names of all drills, and nothing else")
     parser.add_argument("--at-once", type=int, default=3, help="drills that run beside each other, of those that may (3)")
-    parser.add_argument("--quiet-seconds", type=float, default=600.0, help="how long finished TuningJobs are watched (600)")
+    parser.add_argument("--quiet-seconds", type=float, help="how long finished TuningJobs are watched (600; with --only: 0)")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/trtfleet-faults"), help="for what failed drills leave")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "bench" / "results" / "e2e-faults", help="of the summary")
     arguments = parser.parse_args()
@@ -42,13 +42,15 @@ def main() -> int:
         summary = Summary.load(arguments.out) if arguments.into_summary else None
     else:
         drills, summary = every, Summary(arguments.out)
+        for suffix in (".md", ".json"):
+            arguments.out.with_suffix(suffix).unlink(missing_ok=True)
     return play_all(
         drills,
         every=every,
         folder=arguments.folder,
         summary=summary,
         at_once=arguments.at_once,
-        quiet_seconds=0.0 if arguments.only else arguments.quiet_seconds,
+        quiet_seconds=(0.0 if arguments.only else 600.0) if arguments.quiet_seconds is None else arguments.quiet_seconds,
     )
 
 

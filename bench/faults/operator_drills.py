@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from faults_gate import Gate
+from faults_gate import Gate, Hold
 from rig.kube.cluster import CREDENTIALS, NAMESPACE, RELEASE, SIGNING
 from rig.kube.control_plane import Object
 from rig.kube.images import SOURCE
@@ -38,17 +38,23 @@ class Moment:
 def kill_at(run: Run, moments: Sequence[Moment]) -> None:
     """SIGKILL at each of the moments, one after the other; each time the request is dropped and another operator takes over."""
     world = run.world
-    for place, moment in enumerate(moments):
-        process = world.operator_process()
-        with moment.gate.hold(moment.pattern, after=moment.after, when=moment.when) as hold:
-            if place == 0:
-                run.start()
-            hold.wait()
+    with ExitStack() as stack:
+        holds: list[Hold] = []
+
+        def wait_at(moment: Moment) -> None:
+            holds.append(stack.enter_context(moment.gate.hold(moment.pattern, after=moment.after, when=moment.when)))
+
+        wait_at(moments[0])
+        run.start()
+        for place, moment in enumerate(moments):
+            process = world.operator_process()
+            holds[place].wait()
             world.signal(process, "KILL")
-            met = moment.met()
-            hold.refuse()
+            require(moment.met(), f"the operator was not killed {moment.what}")
             world.replace_operator()
-        require(met, f"the operator was not killed {moment.what}")
+            for following in moments[place + 1 : place + 2]:  # before the next operator may go on
+                wait_at(following)
+            holds[place].refuse()
 
 
 @drill(alone=True)
@@ -176,7 +182,7 @@ def pointer_of_a_dead_operator(world: World) -> Notes:
         was, first = first, False
         return was
 
-    with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first) as hold:
+    with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first, drops_the_dead=False) as hold:
         run.start()
         hold.wait()
         world.signal(process, "KILL")
@@ -283,7 +289,7 @@ def leader_frozen(world: World) -> Notes:
             was, first = first, False
             return was
 
-        with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first) as hold:
+        with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first, drops_the_dead=False) as hold:
             run.start()
             hold.wait()
             leader = _leader(world)

@@ -23,6 +23,17 @@ class Rights:
     never_asked: list[str]
 
 
+def together(first: Rights, second: Rights) -> Rights:
+    """Of two series."""
+    asked = Counter(first.asked) + Counter(second.asked)
+    return Rights(
+        dict(sorted(asked.items())),
+        sorted({*first.not_granted, *second.not_granted}),
+        sorted({*first.refused, *second.refused}),
+        sorted({*first.never_asked} & {*second.never_asked}),
+    )
+
+
 def rights(world: World) -> Rights:
     """Of all requests in the audit log so far."""
     asked: Counter[str] = Counter()

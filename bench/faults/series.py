@@ -46,8 +46,7 @@ def play_all(
             with lock:
                 ended.append(played.ok)
                 if summary is not None:
-                    summary.played[drill.name] = played
-                    summary.write(every)
+                    summary.add(every, played={drill.name: played})
 
         for drill in drills:
             if drill.alone:
@@ -61,9 +60,8 @@ def play_all(
             _say(f"{stillness}")
         asked = rights(world)
         _say(f"{asked}")
-        if summary is not None and quiet_seconds:
-            summary.stillness, summary.asked = stillness, asked
-            summary.write(every)
+        if summary is not None:
+            summary.add(every, stillness=stillness, asked=asked)
     still = stillness is None or not stillness.other_writes
     return 0 if all(ended) and still and not asked.not_granted and not asked.refused else 1
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.faults.drill import Drill
-from bench.faults.rights import Quiet, Rights
+from bench.faults.rights import Quiet, Rights, together
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,27 @@ class Summary:
             Rights(**kept["rights"]) if kept["rights"] else None,
         )
 
-    def write(self, drills: Iterable[Drill]) -> None:
-        """`drills`: all that there are, in their order."""
-        known = [*drills]
+    def add(
+        self,
+        drills: Iterable[Drill],
+        *,
+        played: Mapping[str, Played] | None = None,
+        stillness: Quiet | None = None,
+        asked: Rights | None = None,
+    ) -> None:
+        """Beside whatever another series has written since. `drills`: all that there are, in their order."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            now = Summary.load(self.path)
+            self.played = {**now.played, **(played or {})}
+            self.stillness = stillness or now.stillness
+            self.asked = together(now.asked, asked) if now.asked and asked else asked or now.asked
+            self._write(drills)
+            self.path.with_suffix(".lock").unlink()
+
+    def _write(self, drills: Iterable[Drill]) -> None:
+        known = [*drills]
         self.path.with_suffix(".md").write_text("\n".join([*self._head(known), *self._quiet(), *self._rights()]) + "\n")
         document = {
             "drills": {drill.name: asdict(self.played[drill.name]) for drill in known if drill.name in self.played},

@@ -92,8 +92,14 @@ class World:
         self.replace_operator()
 
     def replace_operator(self) -> None:
+        """Another pod with another process, at once; of the present one nothing is left."""
         self.keep_logs()
+        pods = [pod["metadata"]["uid"] for pod in self.cluster.operator_pods()]
         self.cluster.delete_operator_pod()
+        for pod in pods:  # the kubelet may have restarted one meanwhile, and would give it time
+            named = self.cluster.node.ctr("containers", "list", "--quiet", f'labels."io.kubernetes.pod.uid"=={pod}')
+            for container in named.split():
+                self.cluster.kill_container(container)
         self.cluster.wait_for_operator()
 
     def keep_logs(self) -> None:

@@ -35,7 +35,8 @@ def admitting(plane: ControlPlane) -> Iterator[AdmissionGate]:
             review = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             asked = review["request"]
             what = "/".join(part for part in (asked["resource"]["resource"], asked.get("subResource", "")) if part)
-            allowed = gate.passes(f"{asked['operation']} {what} {asked.get('namespace', '')}/{asked.get('name', '')}")
+            request = f"{asked['operation']} {what} {asked.get('namespace', '')}/{asked.get('name', '')}"
+            allowed = gate.passes(request, self.connection)
             response = {"uid": asked["uid"], "allowed": allowed}
             body = json.dumps({"apiVersion": review["apiVersion"], "kind": review["kind"], "response": response}).encode()
             try:

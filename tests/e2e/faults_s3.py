@@ -84,11 +84,11 @@ def serving(s3: MachineS3) -> Iterator[S3Gate]:
                 if fault.status:
                     self._answer(fault.status, [("Content-Length", "0")], b"")
                     return
-            if not gate.passes(request):
+            if not gate.passes(request, self.connection):
                 self.close_connection = True
                 return
             answer = self._ask(body, honest=not gate.lies_about(request))
-            if answer is None or not gate.passes(request, after=True):
+            if answer is None or not gate.passes(request, self.connection, after=True):
                 self.close_connection = True
                 return
             self._answer(*answer)
