@@ -108,7 +108,7 @@ class TestRecords:
         """16 MiB of `{}` would cost the reader minutes and gigabytes."""
         store = ObjectStore.open("memory://items")
         store.put(KEY, b'{"kind":"Plan","schemaVersion":1,"trials":[' + b",".join([b"{}"] * 60_000) + b"]}")
-        with pytest.raises(InputError, match="60001 commas; a PlanRecord has at most 50000") as caught:
+        with pytest.raises(InputError, match="240004 items; a PlanRecord has at most 50000") as caught:
             read_record(store, KEY, PlanRecord)
         assert caught.value.reason == "PoisonedRecord"
 
@@ -136,7 +136,7 @@ class TestRecords:
         store = ObjectStore.open("memory://long")
         with pytest.raises(InputError, match="StopRecord has at most"):
             create_record(store, KEY, StopRecord(attempt=1, reason="x" * Record.MAX_BYTES))
-        with pytest.raises(InputError, match="commas; a StopRecord has at most"):
+        with pytest.raises(InputError, match="items; a StopRecord has at most"):
             create_record(store, KEY, StopRecord(attempt=1, reason="," * Record.MAX_ITEMS))
         assert not store.exists(KEY)
 

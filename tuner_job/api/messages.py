@@ -40,8 +40,9 @@ class Record(Model):
     MAX_BYTES: ClassVar[int] = 1 << 20
     """Readers refuse a longer record unread."""
     MAX_ITEMS: ClassVar[int] = 20_000
-    """Commas. Readers refuse a record with more unparsed: each wrong value costs a kilobyte, so that 16 MiB of `{}` would hold a
-    reader for minutes and take all its memory. For the same reason long tuples fail at their first wrong item."""
+    """Commas, or four times the objects. Readers refuse a record with more unparsed: each wrong value costs a kilobyte, so that
+    16 MiB of `{}` would hold a reader for minutes and take all its memory. For the same reason long tuples fail at their first
+    wrong item."""
 
     kind: str
     schema_version: int = 1
@@ -51,8 +52,8 @@ class Record(Model):
         """Validate bytes read at `key`. Raises SchemaMismatch, or InputError naming the key and the first wrong field."""
         if len(data) > cls.MAX_BYTES:
             raise InputError(f"{key}: {len(data)} bytes; a {cls.__name__} has at most {cls.MAX_BYTES}", reason="PoisonedRecord")
-        if (items := data.count(b",")) > cls.MAX_ITEMS:
-            raise InputError(f"{key}: {items} commas; a {cls.__name__} has at most {cls.MAX_ITEMS}", reason="PoisonedRecord")
+        if (items := max(data.count(b","), 4 * data.count(b"{"))) > cls.MAX_ITEMS:  # an object costs more than what it holds
+            raise InputError(f"{key}: {items} items; a {cls.__name__} has at most {cls.MAX_ITEMS}", reason="PoisonedRecord")
         try:
             header = _Header.model_validate_json(data)
             if header.schema_version != cls.SCHEMA:

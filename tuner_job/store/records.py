@@ -63,6 +63,6 @@ def _bytes(key: str, record: Record) -> bytes:
     if len(data) > record.MAX_BYTES:
         # written, it would be refused by every reader
         raise InputError(f"{key}: {len(data)} bytes; a {type(record).__name__} has at most {record.MAX_BYTES}")
-    if (items := data.count(b",")) > record.MAX_ITEMS:
-        raise InputError(f"{key}: {items} commas; a {type(record).__name__} has at most {record.MAX_ITEMS}")
+    if (items := max(data.count(b","), 4 * data.count(b"{"))) > record.MAX_ITEMS:
+        raise InputError(f"{key}: {items} items; a {type(record).__name__} has at most {record.MAX_ITEMS}")
     return data
