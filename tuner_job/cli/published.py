@@ -119,7 +119,7 @@ def verify_command(named: Named, digits: str | None, output_file: Path | None, t
     output.print(f"  {manifest.device.product}: {latency_text(manifest.latency_seconds)}, {manifest.reason}")
     output.print(f"  {candidate_text(manifest.candidate)}")
     if manifest.gain is not None:
-        output.print(f"  gain {interval_text(manifest.gain)}")
+        output.print(f"  these bytes against the median default build: {interval_text(manifest.gain)}")
     output.print_json(
         {
             "manifest": verified.digest,
