@@ -78,7 +78,7 @@ def _status(run: Run, known: str, target: str) -> list[str]:
     (own,) = [each for each in status["targets"] if each["name"] == target]
     counts, planned = own.get("trials", {}), len(run.planned(known))
     found = counts.get("feasible", 0)
-    if counts.get("planned", 0) != planned or not planned + 2 - run.kills <= found <= planned + 2:  # with discover and final
+    if counts.get("planned", 0) != planned or found != planned:
         wrong.append(f"status counts {counts}, but {planned} explore trials were planned and all is feasible")
     if own.get("progress") != f"{planned}/{planned}":
         wrong.append(f"progress is {own.get('progress')}, not {planned}/{planned}")

@@ -71,10 +71,10 @@ class StoreView:
 
 @dataclass(frozen=True)
 class WorkerCounts:
-    """What the beats of a run add up to. Each one only grows."""
+    """What the beats of a run add up to, and its sealed rounds. Each one only grows."""
 
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """Outcome → trials that ended so, baseline and cached ones included."""
+    """Outcome → planned trials that ended so, cached ones included; discover and the final are none."""
     cached: int = 0
     running: int = 0
     """Beats that are running with a trial in hand; this one falls too."""

@@ -276,6 +276,17 @@ def test_every_plan_after_the_first_names_the_leader_of_what_is_sealed() -> None
     assert final.leader.gain == pytest.approx(0.2, abs=0.02)
 
 
+def test_every_plan_counts_how_the_trials_of_the_sealed_rounds_ended() -> None:
+    fold, final = play(run_record("OneAtATime"), faster)
+    assert fold.plans[0].outcomes == {}
+    for count, plan in enumerate((*fold.plans, final)[1:], 1):
+        sealed = [fold.results[item.trial] for one in fold.seals[:count] for item in one.folded]
+        assert sum(plan.outcomes.values()) == len(sealed)
+        assert plan.outcomes.get("feasible", 0) == sum(one.outcome is Outcome.FEASIBLE for one in sealed)
+        assert plan.cached == sum(one.cached for one in sealed)
+    assert sum(final.outcomes.values()) == len(fold.results)
+
+
 def test_only_what_is_feasible_leads() -> None:
     def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
         found = faster(run, planned)

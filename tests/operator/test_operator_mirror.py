@@ -156,17 +156,32 @@ def test_a_result_of_discover_convicts_nobody_once_there_is_a_discovery(store: C
 # Beats.
 
 
-def test_beats_add_up(store: CountingStore) -> None:
+def test_beats_add_up_and_discover_counts_only_its_seconds(store: CountingStore) -> None:
     run = begun(store)
     write_beat(store, run, beat("1-0", state="done", outcomes={"feasible": 1}, deviceSeconds=8.5))
-    write_beat(store, run, beat("2-0", trial="001-00001", outcomes={"feasible": 3, "crashed": 1}, cached=2, deviceSeconds=20.25))
-    write_beat(store, run, beat("2-11", outcomes={"crashed": 2}))
+    explored = {"feasible": 3, "crashed": 1}
+    write_beat(store, run, beat("2-0", stage="explore", trial="001-00001", outcomes=explored, cached=2, deviceSeconds=20.25))
+    write_beat(store, run, beat("2-11", stage="explore", outcomes={"crashed": 2}))
     seen = view(Mirror(), store, run.run)
     assert {*seen.beats} == {"1-0", "2-0", "2-11"}
-    assert seen.counts.outcomes == {"feasible": 4, "crashed": 3}
-    assert (seen.counts.finished, seen.counts.cached, seen.counts.running) == (7, 2, 1)
+    assert seen.counts.outcomes == {"feasible": 3, "crashed": 3}
+    assert (seen.counts.finished, seen.counts.cached, seen.counts.running) == (6, 2, 1)
     assert seen.counts.device_seconds == 28.75
     assert seen.last_attempt == 2
+
+
+def test_sealed_rounds_make_good_what_a_killed_worker_could_not_tell(store: CountingStore) -> None:
+    mirror, run = Mirror(), begun(store)
+    write_discovery(store, run)
+    write_plan(store, run, 1)
+    write_beat(store, run, beat("2-0", stage="explore", outcomes={"feasible": 3, "crashed": 2}))
+    write_plan(store, run, 2, outcomes={"feasible": 5, "crashed": 1}, cached=1)
+    seen = view(mirror, store, run.run).counts
+    assert (seen.outcomes, seen.cached) == ({"feasible": 5, "crashed": 2}, 1), "whichever knows more"
+    write_plan(store, run, 3, stage="final", outcomes={"feasible": 7, "crashed": 2}, cached=1)
+    write_beat(store, run, beat("3-0", stage="final", trial="final", outcomes={"feasible": 1}))
+    seen = view(mirror, store, run.run).counts
+    assert (seen.outcomes, seen.running) == ({"feasible": 7, "crashed": 2}, 0), "nothing is missing from the last count"
 
 
 def test_what_never_changes_is_read_once_and_live_beats_each_time(store: CountingStore) -> None:
@@ -375,6 +390,7 @@ def test_a_worker_id_that_is_no_id_is_poison(store: CountingStore) -> None:
 def test_a_worker_that_lies_is_cut_to_what_can_be_true(store: CountingStore) -> None:
     run = begun(store)
     lie = {
+        "stage": "explore",
         "outcomes": {"feasible": 10**9, "wonderful": 7},
         "cached": 10**9,
         "deviceSeconds": 1e12,
@@ -453,5 +469,5 @@ def test_a_gain_is_written_as_the_api_has_it(gain: float, text: str) -> None:
 
 def test_every_outcome_is_counted(store: CountingStore) -> None:
     run = begun(store)
-    write_beat(store, run, beat("1-0", outcomes={outcome.value: 1 for outcome in Outcome}))
+    write_beat(store, run, beat("2-0", stage="explore", outcomes={outcome.value: 1 for outcome in Outcome}))
     assert view(Mirror(), store, run.run).counts.finished == len(Outcome)

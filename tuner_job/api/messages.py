@@ -23,6 +23,8 @@ ITEM_BYTES = 18
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
 TrialId = Annotated[str, Field(pattern=r"^(discover|final|[0-9]{3}-[0-9]{5})$")]
 
+Outcomes = Annotated[dict[Annotated[str, Field(max_length=32)], Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=16)]
+
 DISCOVER: str = "discover"
 FINAL: str = "final"
 
@@ -268,6 +270,10 @@ class PlanRecord(Record):
     """Relative gain of the pick on the data that chose it (optimistic; never published)."""
     leader: PlanLeader | None = None
     """Over all sealed rounds; None when nothing that is feasible could be timed yet."""
+    outcomes: Outcomes = Field(default_factory=dict)
+    """Outcome → trials of all sealed rounds that ended so."""
+    cached: Annotated[int, Field(ge=0)] = 0
+    """Of these, taken from the ledger."""
     reason: str
     """Why this round, or why exploring ended."""
 
@@ -320,9 +326,7 @@ class BeatRecord(Record):
     done: int = 0
     """Trials whose result this worker name wrote. Like the three below it goes on from a predecessor of the same name, and never
     falls."""
-    outcomes: dict[Annotated[str, Field(max_length=32)], Annotated[int, Field(ge=0, le=10**9)]] = Field(
-        default_factory=dict, max_length=16
-    )
+    outcomes: Outcomes = Field(default_factory=dict)
     """The same by outcome; discover and the final are feasible ones."""
     cached: Annotated[int, Field(ge=0, le=10**9)] = 0
     """How many of them came from the ledger."""

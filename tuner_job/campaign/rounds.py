@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,6 +100,8 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
     number = len(fold.plans) + 1
     space = space_of(fold.run.inputs, fold.discovery.knobs)
     leader = _leader(fold)
+    outcomes = dict(sorted(Counter(result.outcome.value for result in fold.folded).items()))
+    cached = sum(result.cached for result in fold.folded)
     carried = _carried(fold)
     answer = Done(over) if over else _proposals(fold, space, carried)
     proposals = () if isinstance(answer, Done) else answer
@@ -114,7 +117,16 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
             for index, proposal in enumerate(proposals)
         )
         reason = f"{len(fresh)} new trials" + (f", {len(carried)} carried over" if carried else "")
-        return PlanRecord(run=fold.run.run, round=number, stage="explore", trials=carried + fresh, leader=leader, reason=reason)
+        return PlanRecord(
+            run=fold.run.run,
+            round=number,
+            stage="explore",
+            trials=carried + fresh,
+            leader=leader,
+            outcomes=outcomes,
+            cached=cached,
+            reason=reason,
+        )
     chosen = pick(observations(fold, final_gate=True), space, fold.discovery.build_sd)
     return PlanRecord(
         run=fold.run.run,
@@ -123,6 +135,8 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
         pick=chosen.candidate if chosen else None,
         pick_gain=chosen.gain if chosen else None,
         leader=leader,
+        outcomes=outcomes,
+        cached=cached,
         reason=answer.reason if isinstance(answer, Done) else "",
     )
 

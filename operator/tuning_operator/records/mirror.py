@@ -84,6 +84,9 @@ class _Known:
     final: bool = False
     """The last plan is the final's."""
     incumbent: Incumbent | None = None
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    """Of the trials of all sealed rounds; what the last plan counted."""
+    cached: int = 0
     verdict: VerdictView | None = None
     ended: Mapping[str, _Ended] = field(default_factory=dict)
     """Worker → its last beat, if that said how the worker ended."""
@@ -157,7 +160,7 @@ class Mirror:
             incumbent=known.incumbent,
             beats=beats,
             stopped=_stopped(store, run),
-            counts=_counts(beats.values()),
+            counts=_counts(known, beats.values()),
             convicted=_conviction(store, known),
             verdict=known.verdict,
         )
@@ -218,6 +221,8 @@ def _plans(store: ObjectStore, known: _Known) -> _Known:
             planned=min(planned, MOST_TRIALS),
             final=plan.stage == "final",
             incumbent=_incumbent(key, plan) or known.incumbent,
+            outcomes={name: _count(number) for name, number in plan.outcomes.items() if name in _OUTCOMES},
+            cached=_count(plan.cached),
         )
     return known
 
@@ -321,17 +326,24 @@ def _beat(store: ObjectStore, run: str, worker: str) -> BeatRecord | None:
     )
 
 
-def _counts(beats: Iterable[BeatRecord]) -> WorkerCounts:
+def _counts(known: _Known, beats: Iterable[BeatRecord]) -> WorkerCounts:
+    """Beats are ahead of the sealed rounds, but may miss what a worker did in its last second; the sealed rounds miss nothing.
+
+    Discover and the final are no trials of a plan: of their workers only the device seconds count.
+    """
     outcomes: Counter[str] = Counter()
     cached, running, seconds = 0, 0, 0.0
     for beat in beats:
-        outcomes.update(beat.outcomes)
-        cached += beat.cached
-        running += beat.state is BeatState.RUNNING and beat.trial != ""
         seconds += beat.device_seconds
+        if beat.stage == "explore":
+            outcomes.update(beat.outcomes)
+            cached += beat.cached
+            running += beat.state is BeatState.RUNNING and beat.trial != ""
+    sealed = Counter(known.outcomes)
+    best = sealed if known.final else sealed | outcomes
     return WorkerCounts(
-        outcomes={name: min(number, MOST_TRIALS) for name, number in sorted(outcomes.items())},
-        cached=min(cached, MOST_TRIALS),
+        outcomes={name: min(number, MOST_TRIALS) for name, number in sorted(best.items())},
+        cached=min(known.cached if known.final else max(known.cached, cached), MOST_TRIALS),
         running=running,
         device_seconds=_seconds(seconds),
     )
