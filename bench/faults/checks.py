@@ -61,8 +61,9 @@ def _records(run: Run, known: str) -> list[str]:
     if any(beat.done != sum(beat.outcomes.values()) for beat in beats):
         wrong.append("a beat's outcomes do not add up to what it says was done")
     counted = sum(beat.done for beat in beats)
-    if not len(trials) - run.kills <= counted <= len(trials):
-        wrong.append(f"beats count {counted} ends of {len(trials)} trials, {run.kills} workers were killed")
+    cut_off = run.cut_off(known)
+    if not len(trials) - cut_off <= counted <= len(trials):
+        wrong.append(f"beats count {counted} ends of {len(trials)} trials, {cut_off} workers ended without a last beat")
     if reader.verdict() is None:
         wrong.append("no verdict")
     run.note(

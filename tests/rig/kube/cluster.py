@@ -126,8 +126,8 @@ class Cluster:
 
     # who uses it
 
-    def new_tenant(self, *, labels: Mapping[str, str] | None = None) -> Tenant:
-        """A namespace with a store of its own, by default under the strictest pod security."""
+    def new_tenant(self, *, labels: Mapping[str, str] | None = None, endpoint: str | None = None) -> Tenant:
+        """A namespace with a store of its own, by default under the strictest pod security. `endpoint`: if not the server's."""
         namespace = self.plane.new_namespace()
         strict = {"pod-security.kubernetes.io/enforce": "restricted"}
         pairs = [f"{name}={value}" for name, value in (labels if labels is not None else strict).items()]
@@ -142,7 +142,7 @@ class Cluster:
                 "metadata": {"name": store},
                 "spec": {
                     "url": f"s3://{BUCKET}/stores",
-                    "endpoint": self.s3.endpoint,
+                    "endpoint": endpoint or self.s3.endpoint,
                     "region": self.s3.options["region"],
                     "insecureHttp": True,
                     "credentials": {
