@@ -1,9 +1,13 @@
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tuner_job.campaign.patience import patiently
-from tuner_job.store.objects import StoreFull, StoreUnavailable
+import pytest
+from rig.faulty import FaultyStore
+
+from tuner_job.api.messages import StopRecord
+from tuner_job.campaign.patience import created, patiently
+from tuner_job.store.objects import ObjectStore, StoreFull, StoreUnavailable
 
 
 class Away:
@@ -43,3 +47,21 @@ def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
 
     with pytest.raises(StoreFull):
         patiently(write, lambda _: pytest.fail("waited"))
+
+
+def test_a_record_whose_answer_was_lost_is_the_writers_own(tmp_path: Path) -> None:
+    store = FaultyStore(ObjectStore.open(tmp_path.as_uri()))
+    store.lose_next_answer = True
+    assert created(store, "stop", StopRecord(attempt=1, reason="mine"), lambda _: False)
+
+
+def test_a_record_that_another_wrote_first_is_not(tmp_path: Path) -> None:
+    store = FaultyStore(ObjectStore.open(tmp_path.as_uri()))
+    assert created(store, "stop", StopRecord(attempt=1, reason="mine"), lambda _: False)
+    store.down = True
+
+    def back(_seconds: float) -> bool:
+        store.down = False
+        return False
+
+    assert not created(store, "stop", StopRecord(attempt=1, reason="another"), back)

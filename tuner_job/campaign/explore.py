@@ -9,7 +9,7 @@ from enum import Enum
 from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
-from tuner_job.campaign.patience import Wait, patiently
+from tuner_job.campaign.patience import Wait, created
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.store import layout
@@ -103,9 +103,9 @@ class Explorer:
     def _record(self, planned: PlannedTrial, claim: Claim) -> None:
         """Run the trial and store its result before anything else is begun. A result that came first stands."""
         result = self._runner.run(planned, claim, self._baseline)
-        created = patiently(lambda: create_record(self._store, layout.result(result.run, result.trial), result), self._wait)
+        own = created(self._store, layout.result(result.run, result.trial), result, self._wait)
         self._heart.finished(
-            result.outcome if created else None,
+            result.outcome if own else None,
             cached=result.cached,
             device_seconds=result.seconds.get("total", 0.0) + result.seconds.get("controls", 0.0),
         )

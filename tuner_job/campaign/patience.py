@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tuner_job.store.objects import StoreUnavailable
+from tuner_job.api.messages import Record
+from tuner_job.store.objects import ObjectStore, StoreUnavailable
+from tuner_job.store.records import create_record
 
 PATIENCE_SECONDS = 600.0
 RETRY_SECONDS = 5.0
@@ -32,3 +34,14 @@ def patiently(write: Callable[[], T], wait: Wait, *, seconds: float = PATIENCE_S
             if time.monotonic() >= give_up or wait(RETRY_SECONDS):
                 raise
             log.warning("will be written again: %s", error)
+
+
+def created(store: ObjectStore, key: str, record: Record, wait: Wait) -> bool:
+    """Create a record that only this process can have written; False: another's stands there. Raises as `patiently` does.
+
+    A store that went away in between may have kept the record of an earlier try without saying so: then it is this one's.
+    """
+    if patiently(lambda: create_record(store, key, record), wait):
+        return True
+    found = patiently(lambda: store.get(key, record.MAX_BYTES), wait)
+    return found is not None and found.data == record.to_json()

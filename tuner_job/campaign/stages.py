@@ -16,7 +16,7 @@ from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.discover import describe, discover, require_runtime
 from tuner_job.campaign.explore import Explorer
 from tuner_job.campaign.final import Final
-from tuner_job.campaign.patience import Wait, patiently
+from tuner_job.campaign.patience import Wait, created
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.campaign.workspace import Stopped, Workspace
@@ -70,15 +70,15 @@ def _discover(post: Post) -> None:
     if not _take_alone(post, DISCOVER, lambda: post.reader.discovery() is not None):
         return
     probe(post.space.store)
-    created = False
+    own = False
     if post.reader.discovery() is None:
         found = discover(post.space)
-        created = patiently(lambda: create_record(post.space.store, layout.discovery(run.run), found), post.wait)
+        own = created(post.space.store, layout.discovery(run.run), found, post.wait)
     discovery = _discovery(post)
     create_record(post.space.store, layout.plan(run.run, 1), rounds.first_plan(run, discovery))
     post.heart.finished(
-        Outcome.FEASIBLE if created else None,
-        device_seconds=sum(build.seconds for build in discovery.pilot) if created else None,
+        Outcome.FEASIBLE if own else None,
+        device_seconds=sum(build.seconds for build in discovery.pilot) if own else None,
     )
 
 
@@ -108,8 +108,8 @@ def _final(post: Post) -> None:
     if not _take_alone(post, FINAL, lambda: post.reader.verdict() is not None):
         return
     verdict = Final(post.space, _prepared(post), post.reader.fold(), plan, post.heart.phase, post.wait).verdict()
-    created = patiently(lambda: create_record(post.space.store, layout.verdict(verdict.run), verdict), post.wait)
-    post.heart.finished(Outcome.FEASIBLE if created else None, device_seconds=verdict.seconds)
+    own = created(post.space.store, layout.verdict(verdict.run), verdict, post.wait)
+    post.heart.finished(Outcome.FEASIBLE if own else None, device_seconds=verdict.seconds)
 
 
 def run_ignores_ledger(reader: RunReader) -> bool:
