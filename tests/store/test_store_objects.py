@@ -392,8 +392,9 @@ class TestAddresses:
     def test_every_kind_of_store_opens_without_a_request(self, url: str, options: dict[str, str]) -> None:
         assert ObjectStore.open(url, options).url == url
 
-    def test_one_providers_environment_is_not_anothers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+    def test_one_providers_environment_is_not_anothers(self, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(variable, "http://minio:9000")
         assert ObjectStore.open("gs://bucket", {"anonymous": "true"}).url == "gs://bucket"
         with pytest.raises(InputError, match="'http://minio:9000' would send results unencrypted"):
             ObjectStore.open("s3://bucket", {"anonymous": "true"})

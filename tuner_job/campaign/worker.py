@@ -32,9 +32,6 @@ from tuner_job.trial.cgroup import memory_limit
 from tuner_job.trial.scratch import Scratch
 from tuner_job.trial.supervisor import Supervisor
 
-STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
-"""Environment variable with the store's options as a JSON object: credentials must not stand on a command line."""
-
 MEMORY_SHARE = 0.9
 MEMORY_RESERVE = 512 << 20
 """Bytes for the worker itself and its spare child: at a container's limit the kernel ends all of it, not the child alone."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
 
 from tuner_job.api.artifactstore import ArtifactStore
 from tuner_job.api.base import InputError
@@ -17,6 +20,7 @@ from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import Target, TuningJob
 from tuner_job.model.digest import digest, digest_files
 from tuner_job.model.fetch import fetch
+from tuner_job.store.connect import STORE_OPTIONS
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.pointers import PointerName
 
@@ -29,6 +33,9 @@ EMBEDDED_RUNTIME = "onnxruntime"
 MAX_FILE_BYTES = 4 << 20
 
 _LIBRARIES = {"ONNXRuntime": ("onnxruntime", "onnxruntime-gpu"), "TensorRT": ("tensorrt", "tensorrt-cu13")}
+
+
+_OPTIONS = TypeAdapter(dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -139,9 +146,20 @@ class JobFile:
 
 
 def open_place(url: str) -> Place:
-    """A store by its URL alone; a bare path is a folder."""
-    full = url if "://" in url else Path(url).resolve().as_uri()
-    return Place(ObjectStore.open(full), {})
+    """A store by its URL; a bare path is a folder. Options of a store behind a network come from STORE_OPTIONS, as a worker's do."""
+    if "://" not in url:
+        return Place(ObjectStore.open(Path(url).resolve().as_uri()), {})
+    options = {} if url.startswith("file:") else _options_here()
+    return Place(ObjectStore.open(url, options), options)
+
+
+def _options_here() -> dict[str, str]:
+    """Raises InputError if the variable does not hold a JSON object of strings."""
+    try:
+        return _OPTIONS.validate_json(os.environ.get(STORE_OPTIONS) or "{}")
+    except ValidationError:
+        example = '{"allowHttp": "true"}'
+        raise InputError(f"${STORE_OPTIONS}: expected a JSON object of strings, like {example}") from None
 
 
 def embedded_runtime() -> TunerRuntime:

@@ -20,6 +20,9 @@ from tuner_job.store.remote import Inner, RemoteStore, first_line
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config
 
+STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
+"""Environment variable with a store's options as a JSON object: credentials must not stand on a command line."""
+
 REMOTE_SCHEMES = ("memory", "s3", "gs", "az")
 
 _RETRIES = 4
@@ -55,7 +58,7 @@ def open_remote(url: str, options: dict[str, str]) -> ObjectStore:
     timeout = _seconds(url, options)
     endpoint = options.get("endpoint", "")
     if kind == "s3" and not endpoint:
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        endpoint = next((os.environ[name] for name in _S3_ENDPOINTS if os.environ.get(name)), "")
     client = _client(url, options, endpoint, timeout)
     retry: RetryConfig = {
         "max_retries": _RETRIES,
@@ -101,6 +104,9 @@ def _s3(url: str, options: dict[str, str], endpoint: str, anonymous: bool) -> S3
         raise InputError(f"store {url}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the option anonymous")
     return config
 
+
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Each is read by obstore too, so an unencrypted one must be found here."""
 
 _S3_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
