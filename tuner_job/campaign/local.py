@@ -22,6 +22,7 @@ from tuner_job.campaign.processes import id_of, is_gone
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stages import StageConvicted, WrongDevice
 from tuner_job.campaign.worker import MEMORY_SHARE, Stage
+from tuner_job.store.connect import STORE_OPTIONS
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
 from tuner_job.store.tries import mark_dead
 

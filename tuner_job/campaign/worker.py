@@ -25,6 +25,7 @@ from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stages import Post, StageConvicted, WrongDevice, run_stage
 from tuner_job.campaign.stop import StopReason, stop_reason
 from tuner_job.campaign.workspace import ScratchFull, Stopped, Workspace
+from tuner_job.store.connect import STORE_OPTIONS
 from tuner_job.store.models import RemoteModels
 from tuner_job.store.objects import ObjectStore, StoreFull, StoreNotConditional, StoreReadOnly, StoreUnavailable
 from tuner_job.store.tries import Claims, Heart

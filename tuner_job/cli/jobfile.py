@@ -146,7 +146,7 @@ class JobFile:
 
 
 def open_place(url: str) -> Place:
-    """A store by its URL; a bare path is a folder. Options of a store behind a network come from STORE_OPTIONS, as a worker's do."""
+    """A store by its URL; a bare path is a folder. Options of a remote store come from STORE_OPTIONS, as a worker's do."""
     if "://" not in url:
         return Place(ObjectStore.open(Path(url).resolve().as_uri()), {})
     options = {} if url.startswith("file:") else _options_here()
