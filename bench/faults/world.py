@@ -18,7 +18,7 @@ from rig.kube.control_plane import Object
 from rig.kube.machine import CommandFailed
 from rig.waiting import NeverHappened, wait_for
 
-from tuner_job.api.messages import DISCOVER, FINAL, EndRecord, ResultRecord, TryRecord
+from tuner_job.api.messages import DISCOVER, FINAL, EndRecord, ResultRecord, TryRecord, VerdictRecord
 from tuner_job.campaign.reader import RunReader
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
@@ -257,8 +257,15 @@ class Run:
         return counts
 
     def result_bytes(self, run: str, trial: str) -> bytes | None:
-        found = self.store.get(layout.result(run, trial), ResultRecord.MAX_BYTES)
+        """Of discover and the final the record that they are for."""
+        keys = {DISCOVER: layout.discovery(run), FINAL: layout.verdict(run)}
+        found = self.store.get(keys.get(trial) or layout.result(run, trial), VerdictRecord.MAX_BYTES)
         return found.data if found else None
+
+    def convicted(self, run: str, trial: str) -> bool:
+        """Whether it was given up, since it kept killing its workers."""
+        result = read_record(self.store, layout.result(run, trial), ResultRecord)
+        return result is not None and result.convicted
 
     def remember(self, run: str) -> int:
         """Keeps every result as it stands now; the drill's end compares. How many there are."""
