@@ -311,6 +311,19 @@ def test_a_trial_that_keeps_killing_its_workers_is_convicted(
     assert not store.exists(layout.claim(RUN, TRIAL, len(causes) + 1))
 
 
+def test_silence_convicts_after_a_full_wait_for_the_last_worker_too(store: FaultyStore, clock: Clock) -> None:
+    slow = [Worker(store, clock, f"1-{number}") for number in (1, 2, 3)]
+    assert isinstance(slow[0].claim(), Claim)
+    assert isinstance(watch(slow[1], clock, STALE_SECONDS), Claim)
+    assert isinstance(watch(slow[2], clock, STALE_SECONDS), Claim)
+    judge = Worker(store, clock, "1-0")
+    assert isinstance(watch(judge, clock, STALE_SECONDS - 5), Busy)
+    assert watch(judge, clock, 5) == Done()
+    result = read_record(store, layout.result(RUN, TRIAL), ResultRecord)
+    assert result is not None
+    assert (result.outcome, result.convicted, result.tries) == (Outcome.CRASHED, True, 3)
+
+
 def test_deaths_that_are_explained_never_convict(store: FaultyStore, clock: Clock) -> None:
     for number in range(1, 12):
         victim = Worker(store, clock, f"1-{number}")
@@ -552,7 +565,7 @@ class Fleet(RuleBasedStateMachine):
         self.processes: dict[str, Process] = {}
         self.results: dict[str, bytes] = {}
         self.waited: dict[tuple[str, int], float] = {}
-        """Trial, try → how long its successor had watched it."""
+        """Trial, try → how long whoever took it over, or convicted the trial, had watched it."""
         self.watched: dict[tuple[str, str, int], float] = {}
         """Observer, trial, try → since when it has seen that try, with no failed read since."""
         for name in self.NAMES:
@@ -602,12 +615,13 @@ class Fleet(RuleBasedStateMachine):
                 self.beat_of(process)
 
     def claim_by(self, process: Process, trial: str) -> None:
-        known = self.tries(trial)
+        known, had_result = self.tries(trial), self.store.inner.exists(layout.result(RUN, trial))
         try:
             answer = process.worker.claim(trial)
         except StoreUnavailable:
             answer = None
-        if len(self.tries(trial)) > len(known):
+        # a conviction ends the last try as a takeover does
+        if len(self.tries(trial)) > len(known) or self.store.inner.exists(layout.result(RUN, trial)) > had_result:
             self.check_takeover(process, trial, known)
         if answer is None:
             self.watched = {key: since for key, since in self.watched.items() if key[0] != process.worker.id}
@@ -618,19 +632,19 @@ class Fleet(RuleBasedStateMachine):
             process.shown[trial] = self.clock.now
 
     def check_takeover(self, process: Process, trial: str, known: list[TryRecord]) -> None:
-        """A trial is repeated only after a noted end, or a wait in which its worker gave no sign, or signs of another trial."""
+        """A try is over only after a noted end, or a wait in which its worker gave no sign, or signs of another trial."""
         if not known:
             return
         last = self.processes[known[-1].worker_id]
         assert last is not process
+        watched = self.clock.now - self.watched.get((process.worker.id, trial, len(known)), self.clock.now)
+        self.waited[trial, len(known)] = watched
         if last.fate not in ("alive", "silent"):
             return
-        watched = self.clock.now - self.watched.get((process.worker.id, trial, len(known)), self.clock.now)
         assert watched >= STALE_SECONDS, f"{trial} taken over after {watched} s"
         silent_for = self.clock.now - last.shown.get(trial, 0.0)
         # of two processes under one name, one can overwrite the other's beats before anyone sees them
         assert silent_for >= STALE_SECONDS or self.NAMES.count(last.worker.name) > 1, f"{trial} taken from a live worker"
-        self.waited[trial, len(known)] = watched
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data())
@@ -742,21 +756,22 @@ class Fleet(RuleBasedStateMachine):
                 self.check_conviction(ResultRecord.parse(found.data, trial))
 
     def check_conviction(self, result: ResultRecord) -> None:
-        """Only a trial under which workers really died, unexplained to this day, is convicted; and no later than agreed."""
+        """Only a trial whose workers died or fell silent, unexplained to this day, is convicted; and no later than agreed."""
         tries = self.tries(result.trial)
         fates = [self.processes[tried.worker_id].fate for tried in tries]
         causes = [following.previous.cause for following in tries[1:] if following.previous is not None]
         own = [cause == "infrastructure" for cause in causes] + [False]
         died = [fate for fate, retried in zip(fates, own, strict=True) if not retried]
         waited = [self.waited.get((result.trial, number), 0.0) >= STALE_SECONDS for number in range(1, len(tries) + 1)]
-        unexplained = sum(
-            not retried and (fate in ("unexplained", "silent") or late)
+        # a worker that lives has fallen silent nevertheless, for the one who waited; a note that came later tells the truth
+        unexplained = [
+            not retried and (fate == "unexplained" or (late and fate in ("alive", "silent", "done")))
             for fate, retried, late in zip(fates, own, waited, strict=True)
-        )
+        ]
         if result.convicted:
-            assert died.count("outOfMemory") >= 2 or unexplained >= 3, f"{result.trial} convicted in spite of {fates}"
+            assert died.count("outOfMemory") >= 2 or sum(unexplained) >= 3, f"{result.trial} convicted in spite of {fates}"
         assert causes.count("outOfMemory") < 2
-        assert died[:-1].count("unexplained") < 3
+        assert sum(unexplained[:-1]) < 3
 
     def teardown(self) -> None:
         """Once the faults end, a single worker brings every trial to its one end."""
