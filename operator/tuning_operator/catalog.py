@@ -66,6 +66,11 @@ class Catalog:
     def store(self, name: str) -> ArtifactStore | None:
         return self._find(ARTIFACT_STORES, name, ArtifactStore)
 
+    def stores(self) -> tuple[ArtifactStore, ...]:
+        """Those that could be parsed."""
+        known = (entry.model for entry in self._entries[ARTIFACT_STORES].values())
+        return tuple(model for model in known if isinstance(model, ArtifactStore))
+
     def problem(self, resource: Resource, name: str) -> str:
         """Why an object that is there could not be parsed, in one line; empty when it could, or is not there."""
         entry = self._entries[resource].get(name)

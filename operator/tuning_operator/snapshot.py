@@ -6,6 +6,7 @@ its Jobs, then their pods. So a pod that is absent here although a beat names it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -53,6 +54,11 @@ class Wanted:
     runtime: RuntimeView
     store: StoreView
 
+    @property
+    def place(self) -> str:
+        """Names the run among those of all stores: its id follows from what is asked for, not from where that is kept."""
+        return f"{self.store.url} {self.run}"
+
 
 @dataclass(frozen=True)
 class StoreView:
@@ -67,6 +73,11 @@ class StoreView:
     """Secret in the job's namespace with the workers' credentials; empty: workload identity, or none."""
     operator_secret: str = ""
     """Secret with the operator's own, mounted under `stores_folder`; no worker is told of it."""
+
+    @property
+    def mark(self) -> str:
+        """What a status has room for, to tell this store from another."""
+        return hashlib.sha256(self.url.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -155,6 +166,8 @@ class JobView:
     run: str
     stage: Stage
     attempt: int
+    store: str = ""
+    """URL of the store that its workers were told (annotation); empty: by an older operator, so the one that is named now."""
     failures: int = 0
     """Attempts in a row, this one's predecessors, that failed without any progress (annotation)."""
     suspended: bool = False
@@ -247,5 +260,5 @@ class Snapshot:
     """In the order of the spec."""
     orphans: tuple[JobView, ...] = ()
     """Jobs of targets that the spec no longer has."""
-    orphan_runs: Mapping[str, StoreView] = field(default_factory=dict)
-    """Run → store, of Jobs that are not of the wanted run, where a stop marker can be written."""
+    orphan_stores: Mapping[str, StoreView] = field(default_factory=dict)
+    """Uid → store, of Jobs that are not of the wanted run in the wanted store, where a stop marker can be written."""

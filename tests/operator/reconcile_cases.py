@@ -193,13 +193,13 @@ def snapshot(of: TuningJob, *targets: TargetSnapshot, now: datetime = NOON, **fi
 def look(of: TuningJob, *, now: datetime = NOON, orphans: tuple[JobView, ...] = (), **seen: Any) -> Decision:
     """One look at a job with one target, of which `seen` is seen."""
     target = TargetSnapshot("gpu", **{"wanted": wanted(of)} | seen)
-    return decide(snapshot(of, target, now=now, orphans=orphans, orphan_runs=seen_runs(target)), CONFIG)
+    return decide(snapshot(of, target, now=now, orphans=orphans, orphan_stores=seen_stores(target)), CONFIG)
 
 
-def seen_runs(target: TargetSnapshot) -> dict[str, StoreView]:
-    """Runs that are not wanted any more, of Jobs that are there."""
+def seen_stores(target: TargetSnapshot) -> dict[str, StoreView]:
+    """Of Jobs of runs that are not wanted any more."""
     current = target.wanted.run if target.wanted else None
-    return {each.run: STORE for each in target.jobs if each.run != current}
+    return {each.uid: STORE for each in target.jobs if each.run != current}
 
 
 def after(of: TuningJob, decision: Decision, **updates: Any) -> TuningJob:

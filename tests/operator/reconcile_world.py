@@ -197,7 +197,7 @@ class World:
             cases.later(self.now),
             tuple(self._seen(name, asked[name], views, jobs, settled) for name in asked),
             orphans=tuple(each for each in jobs if each.target not in asked),
-            orphan_runs={each.run: STORE for each in jobs if each.run not in current},
+            orphan_stores={each.uid: STORE for each in jobs if each.run not in current},
         )
 
     def _is_settled(self, name: str, wanted: Wanted) -> bool:

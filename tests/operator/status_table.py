@@ -69,7 +69,7 @@ def leaving() -> TuningJobStatus:
     """After target `edge` was removed, with a worker of it at work."""
     seen = TargetSnapshot("gpu", wanted=wanted(JOB))
     orphan = batch("0" * 20, "explore", 4, target="edge")
-    return decide(cases.snapshot(done(JOB), seen, orphans=(orphan,), orphan_runs={"0" * 20: STORE}), CONFIG).status
+    return decide(cases.snapshot(done(JOB), seen, orphans=(orphan,), orphan_stores={orphan.uid: STORE}), CONFIG).status
 
 
 def wrong_device() -> TuningJobStatus:

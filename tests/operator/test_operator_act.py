@@ -35,7 +35,7 @@ def wanted_in(snapshot: Snapshot) -> Wanted:
 def remembered(cluster: Cluster, snapshot: Snapshot) -> object:
     """What publishing the wanted run came to."""
     metadata = snapshot.job.metadata
-    return cluster.memory.publication(metadata.uid, "cpu", metadata.generation, wanted_in(snapshot).run)
+    return cluster.memory.publication(metadata.uid, "cpu", metadata.generation, wanted_in(snapshot).place)
 
 
 def start(snapshot: Snapshot) -> StartRun:
@@ -56,10 +56,10 @@ def jobs(cluster: Cluster) -> list[Object]:
 
 
 def refusal(cluster: Cluster) -> Problem | None:
-    run = cluster.wanted().run
+    place = cluster.wanted().place
     body = cluster.api.peek(TUNING_JOBS, "demo", "team")
     assert body is not None
-    return cluster.memory.refusal(body["metadata"]["uid"], "cpu", body["metadata"]["generation"], run)
+    return cluster.memory.refusal(body["metadata"]["uid"], "cpu", body["metadata"]["generation"], place)
 
 
 # Runs.

@@ -509,7 +509,7 @@ async def test_jobs_of_a_removed_target_are_orphans_whose_run_can_be_stopped(clu
     assert [each.name for each in snapshot.orphans] == [job["metadata"]["name"]]
     wanted = target(before, "old").wanted
     assert wanted is not None
-    assert snapshot.orphan_runs == {wanted.run: wanted.store}
+    assert snapshot.orphan_stores == {job["metadata"]["uid"]: wanted.store}
 
 
 @asyncly
@@ -523,7 +523,7 @@ async def test_a_job_of_an_earlier_run_stays_with_its_target(cluster: Cluster) -
     snapshot = await cluster.look()
     assert [each.name for each in target(snapshot).jobs] == [job["metadata"]["name"]]
     assert snapshot.orphans == ()
-    assert snapshot.orphan_runs == {wanted.run: wanted.store}
+    assert snapshot.orphan_stores == {job["metadata"]["uid"]: wanted.store}
 
 
 @asyncly
@@ -533,7 +533,7 @@ async def test_without_a_store_nobody_can_be_told_to_stop(cluster: Cluster) -> N
     cluster.api.remove(ARTIFACT_STORES, "main")
     await cluster.catalog.resync()
     snapshot = await cluster.look()
-    assert snapshot.orphan_runs == {}
+    assert snapshot.orphan_stores == {}
     assert len(target(snapshot).jobs) == 1
 
 
@@ -543,10 +543,9 @@ async def test_without_a_store_nobody_can_be_told_to_stop(cluster: Cluster) -> N
 @asyncly
 async def test_a_publication_is_shown_under_the_generation_that_it_was_made_for(cluster: Cluster) -> None:
     await cluster.start()
-    run = cluster.run()
     made = Publication("AwaitingApproval", f"sha256:{'ab' * 32}", None)
     metadata = (await cluster.look()).job.metadata
-    cluster.memory.published(metadata.uid, "cpu", metadata.generation, run.run, made)
+    cluster.memory.published(metadata.uid, "cpu", metadata.generation, cluster.wanted().place, made)
     assert target(await cluster.look()).publication == made
     cluster.api.edit(TUNING_JOBS, "demo", "team", lambda body: body["spec"].update(publish={"promotion": "Manual"}))
     assert target(await cluster.look()).publication is None
@@ -557,8 +556,7 @@ async def test_a_refusal_is_shown_until_the_spec_changes(cluster: Cluster) -> No
     await cluster.start()
     snapshot = await cluster.look()
     problem = Problem("QuotaExceeded", "no", transient=True)
-    run = cluster.wanted().run
-    cluster.memory.refused(snapshot.job.metadata.uid, "cpu", 1, run, problem)
+    cluster.memory.refused(snapshot.job.metadata.uid, "cpu", 1, cluster.wanted().place, problem)
     assert target(await cluster.look()).refused == problem
     cluster.api.edit(TUNING_JOBS, "demo", "team", lambda body: body["spec"].update(suspend=True))
     assert target(await cluster.look()).refused is None

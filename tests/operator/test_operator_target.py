@@ -81,7 +81,7 @@ def test_an_earlier_run_whose_store_is_not_known_is_ended_at_once() -> None:
 def test_jobs_of_a_removed_target_are_drained_while_others_go_on() -> None:
     removed = batch(OLD, "explore", 4, target="edge")
     seen = cases.TargetSnapshot("gpu", wanted=WANTED, **at_work())
-    snapshot = cases.snapshot(JOB, seen, orphans=(removed,), orphan_runs={OLD: STORE})
+    snapshot = cases.snapshot(JOB, seen, orphans=(removed,), orphan_stores={removed.uid: STORE})
     decision = cases.decide(snapshot, CONFIG)
     assert decision.actions == (StopAttempt(OLD, STORE, 4, "TargetRemoved"),)
     assert [each.name for each in decision.status.targets] == ["gpu", "edge"]
@@ -98,7 +98,7 @@ def test_jobs_of_removed_targets_that_the_status_has_no_room_for_end_at_once() -
     job = cases.job(targets=names)
     seen = [cases.TargetSnapshot(name, wanted=wanted(job, name)) for name in names]
     removed = batch(OLD, "explore", 4, target="edge")
-    decision = cases.decide(cases.snapshot(job, *seen, orphans=(removed,), orphan_runs={OLD: STORE}), CONFIG)
+    decision = cases.decide(cases.snapshot(job, *seen, orphans=(removed,), orphan_stores={removed.uid: STORE}), CONFIG)
     assert DeleteJob(removed.name, removed.uid, "its target was removed") in decision.actions
     assert [each.name for each in decision.status.targets] == list(names)
 
@@ -252,7 +252,7 @@ def test_suspended_while_the_store_is_away_ends_after_one_trials_time() -> None:
 def test_suspended_while_a_reference_is_missing_stops_the_workers_all_the_same() -> None:
     live = batch(WANTED, "explore", 2)
     seen = cases.TargetSnapshot("gpu", problem=Problem("ReferenceNotFound", "x"), jobs=(live,), pods=(pod(live),))
-    decision = cases.decide(cases.snapshot(SUSPENDED, seen, orphan_runs={WANTED.run: STORE}), CONFIG)
+    decision = cases.decide(cases.snapshot(SUSPENDED, seen, orphan_stores={live.uid: STORE}), CONFIG)
     assert decision.actions == (StopAttempt(WANTED.run, STORE, 2, "Suspended"),)
 
 

@@ -94,6 +94,8 @@ class TargetStatus(Spec):
     """The target's name; at most 63 characters."""
     conditions: TargetConditions = ()
     """At most 4, one of each type."""
+    store: Annotated[str | None, Field(max_length=12, pattern=r"^[0-9a-f]{12}$")] = None
+    """Store that its runs are in: first 12 hex digits of the SHA-256 of its URL with the namespace's prefix."""
     active_run: Run | None = None
     """Run under way: 20 hex digits."""
     recent_runs: Annotated[tuple[PastRun, ...], Keyed(most=10, key="id")] = ()

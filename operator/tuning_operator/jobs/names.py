@@ -19,6 +19,7 @@ ATTEMPT = "trtfleet.dev/attempt"
 SPEC_HASH = "trtfleet.dev/spec-hash"
 FAILURES = "trtfleet.dev/failures"
 INPUTS_DIGEST = "trtfleet.dev/inputs-digest"
+STORE = "trtfleet.dev/store"
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"

@@ -59,6 +59,7 @@ def render(action: CreateJob, job: TuningJob, run: RunView | None, config: Opera
             "annotations": {
                 names.FAILURES: str(action.failures),
                 names.INPUTS_DIGEST: action.wanted.digest,
+                names.STORE: action.wanted.store.url,
                 **_queue_annotations(action, target),
             },
             "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],

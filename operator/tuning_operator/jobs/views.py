@@ -182,6 +182,7 @@ def job_view(job: Object, owner_uid: str, *, create_problem: str = "") -> JobVie
         run=told.run,
         stage=told.stage,
         attempt=told.attempt,
+        store=meta.annotations.get(names.STORE, "")[:_TEXT],
         failures=_count(meta.annotations.get(names.FAILURES, "")),
         suspended=bool(seen.spec.suspend),
         queued=bool(meta.labels.get(names.QUEUE)),

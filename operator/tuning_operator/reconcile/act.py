@@ -34,7 +34,7 @@ from tuning_operator.reconcile.memory import Memory
 from tuning_operator.reconcile.wanted import owner_of, parse_job, store_of, wanted_of
 from tuning_operator.records.publisher import Publisher
 from tuning_operator.records.stores import Stores, problem_of
-from tuning_operator.snapshot import Problem, Publication, RunView, Snapshot
+from tuning_operator.snapshot import Problem, Publication, RunView, Snapshot, Wanted
 
 WRITE_SECONDS = 30.0
 """For one small record."""
@@ -89,7 +89,7 @@ class Actor:
         return done
 
     async def _start_run(self, action: StartRun, snapshot: Snapshot) -> str:
-        place = _Place(self._memory, snapshot, action.target, action.wanted.run)
+        place = _Place(self._memory, snapshot, action.target, action.wanted)
         if place.too_early():
             return ""
         wanted = action.wanted
@@ -113,7 +113,7 @@ class Actor:
         return f"started run {wanted.run} of target {action.target}: {action.trigger}"
 
     async def _create_job(self, action: CreateJob, snapshot: Snapshot) -> str:
-        place = _Place(self._memory, snapshot, action.target, action.wanted.run)
+        place = _Place(self._memory, snapshot, action.target, action.wanted)
         if place.too_early():
             return ""
         namespace = snapshot.job.metadata.namespace
@@ -145,7 +145,8 @@ class Actor:
             return False
         view = job_view(found, metadata.uid)
         wanted = (action.target, action.wanted.run, action.stage, action.attempt)
-        if view is None or (view.target, view.run, view.stage, view.attempt) != wanted:
+        elsewhere = view is not None and view.store not in ("", action.wanted.store.url)
+        if view is None or elsewhere or (view.target, view.run, view.stage, view.attempt) != wanted:
             owner = next((each.get("name") for each in found["metadata"].get("ownerReferences") or ()), "nobody")
             raise place.refused(
                 Problem(
@@ -201,7 +202,7 @@ class Actor:
             outcome = await self._stores.call(wanted.store, publish, PUBLISH_SECONDS)
         except StoreUnavailable as error:
             outcome = problem_of(error)
-        self._memory.published(job.metadata.uid, action.target, job.metadata.generation, wanted.run, outcome)
+        self._memory.published(job.metadata.uid, action.target, job.metadata.generation, wanted.place, outcome)
         what = f"run {wanted.run} of target {action.target}"
         if isinstance(outcome, Problem):
             return f"could not publish {what}: {outcome.reason}: {outcome.message}"
@@ -228,10 +229,10 @@ class Actor:
 class _Place:
     """Where a refusal is remembered: a target's run under one generation of its job."""
 
-    def __init__(self, memory: Memory, snapshot: Snapshot, target: str, run: str) -> None:
+    def __init__(self, memory: Memory, snapshot: Snapshot, target: str, wanted: Wanted) -> None:
         self._memory = memory
         metadata = snapshot.job.metadata
-        self._key = (metadata.uid, target, metadata.generation, run)
+        self._key = (metadata.uid, target, metadata.generation, wanted.place)
         self._target = target
 
     def too_early(self) -> bool:

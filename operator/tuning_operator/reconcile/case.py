@@ -14,7 +14,7 @@ from tuning_operator.reconcile.counts import with_counts
 from tuning_operator.reconcile.drain import Patience, drain
 from tuning_operator.reconcile.standing import Mark, Standing, mark_in, not_yet, target_conditions
 from tuning_operator.reconcile.words import line, parsed, stamp, word
-from tuning_operator.snapshot import JobView, Publication, Snapshot, StoreView, TargetSnapshot
+from tuning_operator.snapshot import JobView, Publication, Snapshot, StoreView, TargetSnapshot, Wanted
 
 DRAIN_SECONDS = 2.0
 """Between two looks while workers leave."""
@@ -25,6 +25,24 @@ TRIAL_SECONDS = 900.0
 RECENT = 10
 RERUN = "Rerun"
 TRIGGER_LENGTH = 24
+
+
+def in_store(status: TargetStatus, store: StoreView) -> bool:
+    """Whether a target's status tells of runs in this store. An older operator did not write down which one."""
+    return status.store in (None, store.mark)
+
+
+def settled_in(status: TargetStatus, wanted: Wanted | None) -> TargetStatus:
+    """What is stored of a target, as far as it holds in the store that is named now: the wanted run has the same id in each."""
+    if wanted is None or in_store(status, wanted.store):
+        return status
+    return status.model_copy(
+        update={
+            "active_run": None,
+            "recent_runs": tuple(past for past in status.recent_runs if past.id != wanted.run),
+            **dict.fromkeys(("trials", "incumbent", "gpu_seconds", "last_progress_time", "progress", "awaiting_approval")),
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -79,7 +97,11 @@ class Case:
     @property
     def own(self) -> tuple[JobView, ...]:
         """Jobs of the wanted run; of every run while it is not known which one is wanted."""
-        return tuple(job for job in self.seen.jobs if self.wanted_run in (None, job.run))
+        return tuple(job for job in self.seen.jobs if self.is_own(job))
+
+    def is_own(self, job: JobView) -> bool:
+        wanted = self.seen.wanted
+        return wanted is None or (job.run == wanted.run and job.store in ("", wanted.store.url))
 
     @property
     def finished(self) -> PastRun | None:
@@ -134,15 +156,17 @@ class Case:
 
         def marker(job: JobView) -> StopAttempt | None:
             store = self._store_of(job)
-            known = run is not None and job.run == run.record.run and job.attempt in run.stopped
+            known = run is not None and self.is_own(job) and job.attempt in run.stopped
             usable = marked and not known and (problem is None or not problem.transient)
+            if job.store and not self.is_own(job) and self.stored.stopping_since is None:
+                return None  # its store may be away for good, which must not keep from the status how long this takes
             return StopAttempt(job.run, store, job.attempt, reason) if usable and store is not None else None
 
         hopeless = tuple(
             job for job in jobs if marked and self._store_of(job) is None and not (problem is not None and problem.transient)
         )
         patience = Patience(parsed(self.stored.stopping_since), self.trial_limit, self.now)
-        beats = run.beats if run is not None and all(job.run == run.record.run for job in jobs) else None
+        beats = run.beats if run is not None and all(self.is_own(job) for job in jobs) else None
         rest = tuple(job for job in jobs if job not in hopeless)
         return (
             *(DeleteJob(job.name, job.uid, why) for job in hopeless if not job.deleting),
@@ -152,7 +176,7 @@ class Case:
     def _store_of(self, job: JobView) -> StoreView | None:
         """Where a stop marker for the Job's attempt belongs."""
         wanted = self.seen.wanted
-        return wanted.store if wanted is not None and job.run == wanted.run else self.snapshot.orphan_runs.get(job.run)
+        return wanted.store if wanted is not None and self.is_own(job) else self.snapshot.orphan_stores.get(job.uid)
 
     def outcome(
         self,
@@ -175,6 +199,7 @@ class Case:
         published = standing.published or mark_in(self.stored.conditions, ConditionType.PUBLISHED)
         awaits = published is not None and published.reason == Reason.AWAITING_APPROVAL
         updates: dict[str, object] = {
+            "store": self.seen.wanted.store.mark if self.seen.wanted else status.store,
             "active_run": active,
             "recent_runs": recent,
             "incumbent": status.incumbent if active else None,

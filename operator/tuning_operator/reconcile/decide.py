@@ -12,7 +12,7 @@ from tuner_job.api.conditions import ConditionType, Reason
 from tuner_job.api.tuningjob_status import TargetStatus, TuningJobStatus
 from tuning_operator.actions import Action, CreateJob, Decision, Publish, StartRun
 from tuning_operator.config import OperatorConfig
-from tuning_operator.reconcile.case import RERUN, Case
+from tuning_operator.reconcile.case import RERUN, Case, settled_in
 from tuning_operator.reconcile.removed import decide_removed
 from tuning_operator.reconcile.standing import mark_in
 from tuning_operator.reconcile.status import Part, job_status, unreadable_spec
@@ -35,13 +35,9 @@ def decide(snapshot: Snapshot, config: OperatorConfig) -> Decision:
     waits: list[float] = []
     observed = True
     for spec in job.spec.targets:
-        case = Case(
-            spec,
-            seen.get(spec.name, TargetSnapshot(spec.name)),
-            before.get(spec.name, TargetStatus(name=spec.name)),
-            snapshot,
-            config,
-        )
+        own = seen.get(spec.name, TargetSnapshot(spec.name))
+        told = settled_in(before.get(spec.name, TargetStatus(name=spec.name)), own.wanted)
+        case = Case(spec, own, told, snapshot, config)
         target = decide_target(case)
         actions += target.actions
         waits += [] if target.again is None else [target.again]

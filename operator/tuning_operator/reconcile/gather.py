@@ -21,9 +21,10 @@ from tuning_operator.jobs.nodes import matching
 from tuning_operator.jobs.template import placement
 from tuning_operator.jobs.views import create_problem, job_view, pod_view
 from tuning_operator.kube.api import EVENTS, JOBS, PODS, TUNING_JOBS, KubeApi, KubeError, NotFound, Object, Unavailable
+from tuning_operator.reconcile.case import in_store
 from tuning_operator.reconcile.memory import Memory
 from tuning_operator.reconcile.nodes import Nodes
-from tuning_operator.reconcile.wanted import parse_job, store_of, wanted_of
+from tuning_operator.reconcile.wanted import parse_job, store_at, store_of, wanted_of
 from tuning_operator.records.mirror import Mirror
 from tuning_operator.records.stores import Stores, problem_of
 from tuning_operator.snapshot import JobView, PodView, Problem, RunView, Snapshot, StoreView, TargetSnapshot, Wanted
@@ -129,7 +130,7 @@ class _Look:
             now=self._means.now(),
             targets=tuple(targets),
             orphans=tuple(each for each in jobs if each.target not in known),
-            orphan_runs=self._orphan_runs(jobs, wanted),
+            orphan_stores=self._orphan_stores(jobs, wanted),
         )
 
     def _is_settled(self, target: str, wanted: Wanted) -> bool:
@@ -137,7 +138,9 @@ class _Look:
         if status is None or status.observed_generation != self._job.metadata.generation:
             return False
         own = next((each for each in status.targets if each.name == target), None)
-        return own is not None and own.recent_runs[:1] != () and own.recent_runs[0].id == wanted.run
+        return (
+            own is not None and own.recent_runs[:1] != () and own.recent_runs[0].id == wanted.run and in_store(own, wanted.store)
+        )
 
     async def _records(self, runs: Iterable[str]) -> Records:
         """All runs of a job are in one store, so one thread reads them."""
@@ -203,7 +206,7 @@ class _Look:
             if nodes is not None:
                 of_target = self._fitting(nodes, target, None)
                 of_class = None if run is None or run.device is None else self._fitting(nodes, target, run.device)
-        place = (self._uid, target.name, self._job.metadata.generation, asked.run)
+        place = (self._uid, target.name, self._job.metadata.generation, asked.place)
         return TargetSnapshot(
             target.name,
             problem=self._away if unread else None,
@@ -237,12 +240,18 @@ class _Look:
         except (InputError, ValueError):  # what creating the Job will say better
             return None
 
-    def _orphan_runs(self, jobs: Iterable[JobView], wanted: Mapping[str, Wanted]) -> dict[str, StoreView]:
-        """Runs of Jobs that nobody wants any more. Theirs is the store that the job names now: no record tells of another."""
-        if isinstance(self._store, Problem):
-            return {}
+    def _orphan_stores(self, jobs: Iterable[JobView], wanted: Mapping[str, Wanted]) -> dict[str, StoreView]:
+        """Of Jobs that nobody wants any more. A store that no ArtifactStore names any more, or not to this namespace, is none."""
+        now = None if isinstance(self._store, Problem) else self._store
         current = {each.run for each in wanted.values()}
-        return {each.run: self._store for each in jobs if each.run not in current}
+        found = {}
+        for each in jobs:
+            if now is not None and each.store in ("", now.url):
+                if each.run not in current:
+                    found[each.uid] = now
+            elif each.store and (other := store_at(each.store, self._namespace, self._means.catalog)) is not None:
+                found[each.uid] = other
+        return found
 
 
 def _read(body: Object) -> TuningJob | Unreadable:

@@ -59,28 +59,28 @@ class Memory:
         self._publications: _Bounded[tuple[str, str, int, str], Publication | Problem] = _Bounded()
         self._refusals: _Bounded[tuple[str, str, int, str], Refusal] = _Bounded()
 
-    def publication(self, uid: str, target: str, generation: int, run: str) -> Publication | Problem | None:
+    def publication(self, uid: str, target: str, generation: int, place: str) -> Publication | Problem | None:
         """Under this generation: after any edit the pointer is looked at again, for another run or a person may have moved it."""
-        return self._publications.get((uid, target, generation, run))
+        return self._publications.get((uid, target, generation, place))
 
-    def published(self, uid: str, target: str, generation: int, run: str, outcome: Publication | Problem) -> None:
-        self._publications.put((uid, target, generation, run), outcome)
+    def published(self, uid: str, target: str, generation: int, place: str, outcome: Publication | Problem) -> None:
+        self._publications.put((uid, target, generation, place), outcome)
 
-    def refusal(self, uid: str, target: str, generation: int, run: str) -> Problem | None:
+    def refusal(self, uid: str, target: str, generation: int, place: str) -> Problem | None:
         """Of this target under this generation of its job."""
-        found = self._refusals.get((uid, target, generation, run))
+        found = self._refusals.get((uid, target, generation, place))
         return None if found is None else found.problem
 
-    def too_early(self, uid: str, target: str, generation: int, run: str) -> bool:
+    def too_early(self, uid: str, target: str, generation: int, place: str) -> bool:
         """Whether what was refused is not to be tried again yet."""
-        found = self._refusals.get((uid, target, generation, run))
+        found = self._refusals.get((uid, target, generation, place))
         return found is not None and self._clock() < found.until
 
-    def refused(self, uid: str, target: str, generation: int, run: str, problem: Problem) -> None:
-        key = (uid, target, generation, run)
+    def refused(self, uid: str, target: str, generation: int, place: str, problem: Problem) -> None:
+        key = (uid, target, generation, place)
         before = self._refusals.get(key)
         pause = min(PAUSE_CAP_SECONDS, 2 * before.pause) if before is not None else PAUSE_SECONDS
         self._refusals.put(key, Refusal(problem, pause, self._clock() + pause))
 
-    def accepted(self, uid: str, target: str, generation: int, run: str) -> None:
-        self._refusals.drop((uid, target, generation, run))
+    def accepted(self, uid: str, target: str, generation: int, place: str) -> None:
+        self._refusals.drop((uid, target, generation, place))

@@ -45,11 +45,11 @@ def _removed(
     snapshot: Snapshot, target: str, jobs: list[JobView], stored: TargetStatus | None, config: OperatorConfig, *, kept: bool
 ) -> Removed:
     def marker(job: JobView) -> StopAttempt | None:
-        store = snapshot.orphan_runs.get(job.run)
+        store = snapshot.orphan_stores.get(job.uid)
         return StopAttempt(job.run, store, job.attempt, Reason.TARGET_REMOVED) if store else None
 
     why = "its target was removed"
-    waited_for = [job for job in jobs if kept and job.run in snapshot.orphan_runs]
+    waited_for = [job for job in jobs if kept and job.uid in snapshot.orphan_stores]
     since = parsed(stored.stopping_since) if stored else None
     patience = Patience(since, TRIAL_SECONDS + config.workers.stop_grace_seconds, snapshot.now)
     actions = drain(waited_for, (), patience, beats=None, marker=marker, why=why)

@@ -40,7 +40,7 @@ def decide_target(case: Case) -> TargetDecision:
 
 def _superseded(case: Case) -> TargetDecision | None:
     """Jobs of earlier runs: the new run starts when they are gone."""
-    others = tuple(job for job in case.seen.jobs if case.wanted_run is not None and job.run != case.wanted_run)
+    others = tuple(job for job in case.seen.jobs if not case.is_own(job))
     if not others or (case.seen.problem is not None and case.seen.problem.transient):
         return None
     actions = case.drain(others, Reason.INPUTS_CHANGED, why="its run is not wanted any more")

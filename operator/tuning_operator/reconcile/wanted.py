@@ -51,6 +51,12 @@ def store_of(job: TuningJob, catalog: Catalog) -> StoreView | Problem:
     return Stores.view(store, job.metadata.namespace or "")
 
 
+def store_at(url: str, namespace: str, catalog: Catalog) -> StoreView | None:
+    """The store that has this URL for jobs of the namespace, whatever ArtifactStore it is."""
+    views = (Stores.view(store, namespace) for store in catalog.stores())
+    return next((view for view in views if isinstance(view, StoreView) and view.url == url), None)
+
+
 def wanted_of(job: TuningJob, target: Target, store: StoreView, catalog: Catalog, config: OperatorConfig) -> Wanted | Problem:
     """What the target asks for, or why that cannot be known or had."""
     runtime = _runtime(target, catalog)
