@@ -225,7 +225,8 @@ def lease_stolen(world: World) -> Notes:
 
     run.until("an operator holds the Lease again", back, seconds=120)
     check_run(run, most_crashes=before + 1)
-    require("CRITICAL" in world.operator_logs(), "the operator did not say why it ended")
+    said = [line for line in world.operator_logs().splitlines() if '"critical"' in line]
+    require(any("taken by thief" in line for line in said), f"the operator did not say why it ended: {said}")
     world.replace_operator()
     return [*run.notes, "1 restart"]
 
