@@ -23,7 +23,7 @@ class Wrong(AssertionError):
 def check_run(run: Run, target: str = "cpu", *, most_crashes: int = 0) -> None:
     """That the job is Ready, nothing was lost, and at most one trial was repeated for each killed worker.
 
-    `most_crashes`: how often the operators that run now may have been restarted. Notes the numbers; raises Wrong.
+    `most_crashes`: how often the operators that run now may have been restarted since the drill began. Notes the numbers; raises Wrong.
     """
     run.until_ready()
     known = run.run(target)
@@ -108,14 +108,14 @@ def _leftovers(run: Run) -> list[str]:
 
 def _operator(run: Run, most_crashes: int) -> list[str]:
     wrong = []
-    restarts = run.world.restarts()
+    now = run.world.restarts()
+    restarts = {pod: number - run.restarts_before.get(pod, 0) for pod, number in now.items()}
     if sum(restarts.values()) > most_crashes:
         wrong.append(f"operators were restarted: {restarts}, {most_crashes} expected")
-    ready = [
-        all(each["ready"] for each in pod["status"].get("containerStatuses", [])) for pod in run.world.cluster.operator_pods()
-    ]
-    if not ready or not all(ready):
-        wrong.append("the operator is not ready")
+    try:
+        run.until("the operators are ready", lambda: run.world.operators_ready() or None, seconds=60)
+    except AssertionError as error:
+        wrong.append(str(error))
     defects = [line for line in run.world.operator_logs().splitlines() if '"traceback"' in line]
     if defects:
         wrong.append(f"{len(defects)} tracebacks in the operator's log, last: {defects[-1][-600:]}")

@@ -224,7 +224,7 @@ def lease_stolen(world: World) -> Notes:
         return holder if holder not in ("", "thief") else None
 
     run.until("an operator holds the Lease again", back, seconds=120)
-    check_run(run, most_crashes=before + 1)
+    check_run(run, most_crashes=1)
     said = [line for line in world.operator_logs().splitlines() if '"critical"' in line]
     require(any("taken by thief" in line for line in said), f"the operator did not say why it ended: {said}")
     world.replace_operator()

@@ -58,7 +58,7 @@ class World:
         body = tuning_job(name, tenant, model, parallelism=parallelism, knobs=knobs)
         body["spec"]["search"]["warmStart"] = "Ledger" if warm else "None"
         body["spec"]["objective"] = {"metric": "LatencyP50", "minImprovement": "0.3"}  # which the smallest final can judge
-        return Run(self, tenant, body)
+        return Run(self, tenant, body, self.restarts())
 
     # the operator
 
@@ -109,6 +109,10 @@ class World:
         self.keep_logs()
         return "\n".join(f"== {Path(path).parts[-3]}\n{text}" for path, text in self._logs.items())
 
+    def operators_ready(self) -> bool:
+        states = [each for pod in self.cluster.operator_pods() for each in pod["status"].get("containerStatuses", [])]
+        return bool(states) and all(each["ready"] for each in states)
+
     def restarts(self) -> dict[str, int]:
         """Operator pod → how often its container was restarted."""
         return {
@@ -124,6 +128,8 @@ class Run:
     world: World
     tenant: Tenant
     body: Object
+    restarts_before: dict[str, int]
+    """Of the operator's pods."""
     finished: dict[str, bytes] = field(default_factory=dict)
     """Trial → its result record as it was first seen."""
     kills: int = 0
