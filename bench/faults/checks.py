@@ -23,7 +23,8 @@ class Wrong(AssertionError):
 def check_run(run: Run, target: str = "cpu", *, most_crashes: int = 0) -> None:
     """That the job is Ready, nothing was lost, and at most one trial was repeated for each killed worker.
 
-    `most_crashes`: how often the operators that run now may have been restarted since the drill began. Notes the numbers; raises Wrong.
+    `most_crashes`: how often the operators that run now may have been restarted since the drill began. Notes the numbers; raises
+    Wrong.
     """
     run.until_ready()
     known = run.run(target)

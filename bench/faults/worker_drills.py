@@ -153,16 +153,19 @@ def ttl_before_harvest(world: World) -> Notes:
     | Ready; what it did is read from the store
     """
     plane = world.cluster.plane
-    run = world.job("ttl", knobs=2)
+    run = world.job("ttl", knobs=5)
     run.start()
-    run.until_phase("Exploring")
+    run.until_trial_in_hand(run.run())
+    process = world.operator_process()
+    (job,) = [each for each in run.listed("jobs") if each["metadata"]["labels"]["trtfleet.dev/stage"] == "explore"]
+    run.kubectl(
+        *("patch", "job", job["metadata"]["name"], "--type=merge"),
+        *("--patch", json.dumps({"spec": {"ttlSecondsAfterFinished": 0}})),
+    )
+    world.keep_logs()
     plane.kubectl("scale", f"deployment/{RELEASE}", "--namespace", NAMESPACE, "--replicas=0")
+    world.signal(process, "KILL")
     try:
-        (job,) = [each for each in run.listed("jobs") if each["metadata"]["labels"]["trtfleet.dev/stage"] == "explore"]
-        run.kubectl(
-            *("patch", "job", job["metadata"]["name"], "--type=merge"),
-            *("--patch", json.dumps({"spec": {"ttlSecondsAfterFinished": 0}})),
-        )
 
         def gone() -> bool | None:
             return True if not run.listed("jobs") else None
