@@ -13,7 +13,7 @@ from campaign_records import discovery_record, result_record, run_record
 
 from tuner_job.api.messages import BeatRecord, PlannedTrial, ResultRecord, RunRecord
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign.explore import Explorer
+from tuner_job.campaign.explore import OUT_OF_BUDGET, Explorer
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.rounds import first_plan
 from tuner_job.store import layout
@@ -71,7 +71,7 @@ def worker(
         instant,
         heart,
         index=index,
-        check_stop=lambda: budget_used,
+        check_stop=lambda: OUT_OF_BUDGET if budget_used else "",
         wait=lambda _: pytest.fail("there is nobody to wait for"),
     )
     return explorer, heart

@@ -228,6 +228,17 @@ def test_a_stop_marker_lets_the_trial_in_hand_finish(scene: Scene) -> None:
     assert [found.tries for trial in EVERY if (found := scene.result(trial))] == [1, 1, 1, 1]
 
 
+def test_a_worker_whose_deadline_the_operator_tells_plans_the_final_after_the_trial_in_hand(scene: Scene) -> None:
+    worker = scene.start("explore", attempt=2)
+    scene.holding()
+    stop_marker(scene.store, scene.run.run, 2, StopReason.DEADLINE_EXCEEDED)
+    scene.go()
+    assert scene.ended(worker, attempt=2) == (WorkerExit.NOTHING_LEFT, {})
+    assert [trial for trial in EVERY if scene.result(trial)] == [HELD]
+    final = scene.reader.plans()[-1]
+    assert (final.stage, final.reason) == ("final", "the deadline for exploring has passed")
+
+
 def test_a_worker_whose_budget_is_used_up_plans_the_final_after_the_trial_in_hand(scene: Scene) -> None:
     worker = scene.start("explore", attempt=2)
     scene.holding()

@@ -409,7 +409,7 @@ class World:
         if run.convicted or (run.mysteries >= 3 and run.stage in ("discover", "final")):
             run.convicted = True
             self._leave(uid, run, name, 64, "StageConvicted")
-        elif reason == "BudgetExhausted" and job.view.stage == "explore":
+        elif reason in ("BudgetExhausted", "DeadlineExceeded") and job.view.stage == "explore":
             run.final = True
             self._leave(uid, run, name, 0)
         elif reason is not None:

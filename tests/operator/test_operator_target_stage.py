@@ -100,6 +100,19 @@ def test_the_budget_keeps_the_finals_share(seconds: float, stopped: bool) -> Non
         assert look(JOB, **live, now=later(10 * TRIAL)).actions == ()  # who starts late still plans the final
 
 
+@pytest.mark.parametrize("phase", ["Running", "Pending"])
+def test_explorers_that_outlast_the_deadline_plan_the_final(phase: str) -> None:
+    live = batch(WANTED, "explore", 2)
+    known = run(WANTED, "explore", search={"deadline_seconds": 100.0}, beats=beats(beat("2-0")))
+    seen = {"jobs": (live,), "pods": (pod(live, 0, phase),)}
+    assert look(JOB, run=known, **seen, now=later(99)).actions == ()
+    told = look(JOB, run=known, **seen, now=later(100))
+    assert told.actions == (StopAttempt(WANTED.run, STORE, 2, "DeadlineExceeded"),)
+    assert "the final comes next" in message(told.status) or phase == "Pending"
+    marked = replace(known, stopped=frozenset({2}))
+    assert look(JOB, run=marked, **seen, now=later(10 * TRIAL)).actions == ()  # who starts late still plans the final
+
+
 def test_a_deadline_is_passed_on_to_explorers() -> None:
     known = run(WANTED, "explore", search={"deadline_seconds": 100.0})
     for passed, left in ((30.0, 70.0), (500.0, 1.0)):

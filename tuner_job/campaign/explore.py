@@ -11,6 +11,7 @@ from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.patience import Wait, created
 from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.stop import StopReason
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.store import layout
 from tuner_job.store.beats import Heart
@@ -20,6 +21,9 @@ from tuner_job.store.tries import Claim, Claims, Done
 
 OUT_OF_TIME = "the deadline for exploring has passed"
 OUT_OF_BUDGET = "the budget of device time is used up"
+
+EXPLORED_ENOUGH = {StopReason.DEADLINE_EXCEEDED: OUT_OF_TIME, StopReason.BUDGET_EXHAUSTED: OUT_OF_BUDGET}
+"""Reasons of a stop marker that end exploring alone, and what the plan of the final says then."""
 
 
 class _Pass(Enum):
@@ -43,7 +47,7 @@ class Explorer:
         heart: Heart,
         *,
         index: int,
-        check_stop: Callable[[], bool],
+        check_stop: Callable[[], str],
         wait: Wait,
         deadline_seconds: float = 0.0,
         poll_seconds: float = 2.0,
@@ -66,12 +70,12 @@ class Explorer:
     def run(self) -> None:
         """Until a plan for the final exists. Raises Stopped from `check_stop` or a trial."""
         while True:
-            budget_used = self._check_stop()
+            told = self._check_stop()
             plan = self._reader.plans()[-1]
             if plan.stage == "final":
                 return
             self._first_seen.setdefault(plan.round, self._clock())
-            over = OUT_OF_BUDGET if budget_used else OUT_OF_TIME if self._out_of_time() else ""
+            over = told or (OUT_OF_TIME if self._out_of_time() else "")
             late = self._clock() - self._first_seen[plan.round] >= self._round_limit()
             if over or late:
                 self._fold(plan, over)

@@ -53,8 +53,8 @@ class Post:
     heart: Heart
     claims: Claims
     index: int
-    check_stop: Callable[[], bool]
-    """Raises Stopped when the worker was told to stop; True when only exploring is to end."""
+    check_stop: Callable[[], str]
+    """Raises Stopped when the worker was told to stop; why exploring is to end, when only that is; else empty."""
     wait: Wait
     deadline_seconds: float
     poll_seconds: float

@@ -11,13 +11,14 @@ from tuner_job.store.records import create_record, read_record
 
 
 class StopReason(StrEnum):
-    """Why an attempt is to stop. All but one end its workers before their next trial, with exit code 67."""
+    """Why an attempt is to stop. Workers end before their next trial, with exit code 67; at the last two explore workers seal the
+    round, plan the final and end with exit code 0."""
 
     SUSPENDED = "Suspended"
     INPUTS_CHANGED = "InputsChanged"
     TARGET_REMOVED = "TargetRemoved"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
-    BUDGET_EXHAUSTED = "BudgetExhausted"  # explore workers seal the round, plan the final and end with exit code 0
+    BUDGET_EXHAUSTED = "BudgetExhausted"
 
 
 def stop_marker(store: ObjectStore, run: str, attempt: int, reason: StopReason | str) -> bool:

@@ -20,6 +20,7 @@ from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.child import Limits, Phase
 from tuner_job.api.messages import BeatState, RunInputs
 from tuner_job.campaign.exits import WorkerExit
+from tuner_job.campaign.explore import EXPLORED_ENOUGH
 from tuner_job.campaign.processes import close_to_others, die_with_parent, own_id
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stages import Post, StageConvicted, WrongDevice, run_stage
@@ -133,11 +134,11 @@ def _work(arguments: WorkerArguments, stop: threading.Event) -> int:
     reader = RunReader(store, arguments.run)
     run = reader.run
 
-    def check_stop() -> bool:
+    def check_stop() -> str:
         reason = StopReason.SUSPENDED if stop.is_set() else stop_reason(store, arguments.run, arguments.attempt)
-        if reason not in (None, StopReason.BUDGET_EXHAUSTED):
+        if reason is not None and reason not in EXPLORED_ENOUGH:
             raise Stopped
-        return reason is StopReason.BUDGET_EXHAUSTED
+        return EXPLORED_ENOUGH[reason] if reason is not None else ""
 
     supervisor = Supervisor(arguments.scratch, warm=True)  # sweeps what dead workers left
     heart = Heart(

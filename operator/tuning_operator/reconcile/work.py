@@ -34,7 +34,7 @@ def stage(case: Case, run: RunView) -> TargetDecision | None:
     actions += [DeleteJob(each.name, each.uid, "a newer attempt is live") for each in others if not each.deleting]
     if job.deleting:
         return _moving(case, due, f"Job {job.name} is being deleted; then another attempt starts", *actions, again=case.soon)
-    spent = due == "explore" and over_budget(run)
+    spent = _explored_enough(case, run) if due == "explore" else None
     if job.stage != due:
         actions += case.drain((job,), Reason.STOPPING, why="its stage is over", marked=False)
         message = f"workers of {job.stage} finish the trial in hand; then {due} starts"
@@ -44,7 +44,7 @@ def stage(case: Case, run: RunView) -> TargetDecision | None:
         message = f"workers of attempt {job.attempt} were told to stop; then another attempt starts"
         return _moving(case, due, message, *actions, again=case.soon, draining=True)
     if spent and job.attempt not in run.stopped and case.seen.wanted is not None:
-        actions.append(StopAttempt(job.run, case.seen.wanted.store, job.attempt, Reason.BUDGET_EXHAUSTED))
+        actions.append(StopAttempt(job.run, case.seen.wanted.store, job.attempt, spent))
     cause = waiting(job, case.seen)
     if cause is not None:
         standing = under_way(case, "Pending", cause.reason, cause.message)
@@ -103,6 +103,14 @@ def over_budget(run: RunView) -> bool:
     """Whether exploring has used all but what the final needs."""
     budget = run.record.inputs.search.device_seconds
     return budget > 0 and run.counts.device_seconds >= budget - run.reserved_seconds
+
+
+def _explored_enough(case: Case, run: RunView) -> Reason | None:
+    """Why explorers are to plan the final now. They keep the deadline themselves once they run, but not while they wait for a
+    place, nor after Kueue has put them off."""
+    if over_budget(run):
+        return Reason.BUDGET_EXHAUSTED
+    return Reason.DEADLINE_EXCEEDED if deadline_left(case, run) == 0 else None
 
 
 def tidy(case: Case, *, keep_failed: bool) -> tuple[DeleteJob, ...]:
@@ -176,7 +184,7 @@ def _moving(case: Case, due: Stage, message: str, *actions: Action, again: float
     )
 
 
-def _at_work(case: Case, run: RunView, due: Stage, job: JobView, spent: bool) -> str:
+def _at_work(case: Case, run: RunView, due: Stage, job: JobView, spent: Reason | None) -> str:
     more = held_back(job, case.seen)
     tail = f"; {more}" if more else ""
     match due:
@@ -186,5 +194,6 @@ def _at_work(case: Case, run: RunView, due: Stage, job: JobView, spent: bool) ->
             return f"proves the best candidate over fresh builds of it and of the default{tail}"
         case _:
             best = f"; best so far {percent(run.incumbent.gain)}, not proven" if run.incumbent else ""
-            budget = "; the budget is spent, the final comes next" if spent else ""
-            return f"round {run.round}: {progress(case)} ended{best}{budget}{tail}"
+            why = "the deadline has passed" if spent is Reason.DEADLINE_EXCEEDED else "the budget is spent"
+            over = f"; {why}, the final comes next" if spent else ""
+            return f"round {run.round}: {progress(case)} ended{best}{over}{tail}"
