@@ -72,6 +72,15 @@ def test_workers_of_an_earlier_run_get_one_trials_time() -> None:
     assert kinds(look(told, jobs=(old,), pods=(pod(old),), now=later(TRIAL + 1))) == ["DeleteJob"]
 
 
+def test_a_clock_that_was_wrong_does_not_make_patience_endless() -> None:
+    old = batch(OLD, "explore", 2)
+    seen = {"jobs": (old,), "pods": (pod(old),)}
+    ahead = after(JOB, look(JOB, **seen, now=later(10**6)))
+    again = look(ahead, **seen)
+    assert again.status.targets[0].stopping_since == "2026-11-30T12:00:00Z"
+    assert kinds(look(after(JOB, again), **seen, now=later(TRIAL + 1))) == ["DeleteJob"]
+
+
 def test_an_earlier_run_whose_store_is_not_known_is_ended_at_once() -> None:
     old = batch(OLD, "explore", 2)
     snapshot = cases.snapshot(JOB, cases.TargetSnapshot("gpu", wanted=WANTED, jobs=(old,), pods=(pod(old),)))

@@ -11,7 +11,7 @@ from tuner_job.api.tuningjob_status import PastRun, TargetStatus
 from tuning_operator.actions import Action, DeleteJob, StopAttempt
 from tuning_operator.config import OperatorConfig
 from tuning_operator.reconcile.counts import with_counts
-from tuning_operator.reconcile.drain import Patience, drain
+from tuning_operator.reconcile.drain import Patience, drain, leaving_since
 from tuning_operator.reconcile.standing import Mark, Standing, mark_in, not_yet, target_conditions
 from tuning_operator.reconcile.words import line, parsed, stamp, word
 from tuning_operator.snapshot import JobView, Publication, Snapshot, StoreView, TargetSnapshot, Wanted
@@ -206,7 +206,7 @@ class Case:
             "trials": status.trials and status.trials.model_copy(update={} if active else {"running": 0}),
             "published": served,
             "awaiting_approval": (publication.manifest if publication else status.awaiting_approval) if awaits else None,
-            "stopping_since": (self.stored.stopping_since or stamp(self.now)) if draining else None,
+            "stopping_since": leaving_since(self.stored.stopping_since, self.now) if draining else None,
         }
         job = self.snapshot.job
         updates["conditions"] = target_conditions(

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tuner_job.api.messages import BeatRecord, BeatState
 from tuning_operator.actions import DeleteJob, StopAttempt
-from tuning_operator.reconcile.words import seconds_since
+from tuning_operator.reconcile.words import parsed, seconds_since, stamp
 from tuning_operator.snapshot import JobView, PodView
 
 
@@ -25,6 +25,13 @@ class Patience:
     @property
     def over(self) -> bool:
         return self.since is not None and seconds_since(self.since, self.now) > self.limit_seconds
+
+
+def leaving_since(told: str | None, now: datetime) -> str:
+    """What the status says of workers that leave now. A time still to come was written by a clock that is wrong, or by somebody
+    else, and would have no end."""
+    since = parsed(told)
+    return stamp(now if since is None else min(since, now))
 
 
 def drain(

@@ -10,9 +10,9 @@ from tuner_job.api.tuningjob_status import TargetStatus
 from tuning_operator.actions import DeleteJob, StopAttempt
 from tuning_operator.config import OperatorConfig
 from tuning_operator.reconcile.case import DRAIN_SECONDS, TRIAL_SECONDS
-from tuning_operator.reconcile.drain import Patience, drain
+from tuning_operator.reconcile.drain import Patience, drain, leaving_since
 from tuning_operator.reconcile.standing import Standing
-from tuning_operator.reconcile.words import parsed, stamp
+from tuning_operator.reconcile.words import parsed
 from tuning_operator.snapshot import JobView, Snapshot
 
 _STANDING = Standing("Pending", "moving", Reason.STOPPING, "the target was removed: its workers finish the trial in hand")
@@ -58,7 +58,7 @@ def _removed(
         update={
             "active_run": None,
             "incumbent": None,
-            "stopping_since": (stored and stored.stopping_since) or stamp(snapshot.now),
+            "stopping_since": leaving_since(stored.stopping_since if stored else None, snapshot.now),
         }
     )
     return Removed((*at_once, *actions), status, _STANDING, min(DRAIN_SECONDS, config.poll_seconds), kept)
