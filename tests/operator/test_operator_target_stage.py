@@ -190,6 +190,15 @@ def test_progress_makes_failures_start_anew() -> None:
     assert create.failures == 0
 
 
+@pytest.mark.parametrize("stage", ["discover", "final"])
+def test_a_stage_of_one_trial_that_is_still_due_made_no_progress_whatever_its_beats_say(stage: Stage) -> None:
+    seen = failed(stage, 3, failures=2)
+    seen["run"] = replace(seen["run"], beats=beats(beat("3-0", state=BeatState.DEAD, stage=stage, done=1)))
+    decision = look(JOB, **seen)
+    assert decision.actions == ()
+    assert said(decision.status, "Stalled") == ("True", "WorkersFailed")
+
+
 def test_an_attempt_that_was_told_to_stop_has_not_failed() -> None:
     seen = failed(code=67, failures=1)
     seen["run"] = replace(seen["run"], stopped=frozenset({2}))

@@ -59,7 +59,7 @@ def judge(job: JobView, seen: TargetSnapshot, run: RunView) -> Again | Fail | St
         return Fail(Reason.INVALID_INPUT, f"a worker refused the input, and its pod is gone: {job.end_message}")
     if last and all(pod.exit_code == WorkerExit.WRONG_DEVICE for pod in last):
         return Stuck(_wrong_device(job, last[0], seen))
-    if any(beat.done > 0 for beat in own):
+    if job.stage == "explore" and any(beat.done > 0 for beat in own):  # the others' only result would have ended their stage
         return Again(0)
     if last and all(pod.exit_code in _AS_TOLD for pod in last) and job.attempt in run.stopped:
         return Again(job.failures)
