@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import reconcile_cases as cases
-from reconcile_cases import batch, beat, beats, look, pod, run, wanted
+from reconcile_cases import batch, beat, beats, later, look, pod, run, wanted
 
 from tuner_job.api.messages import BeatState
 from tuning_operator.actions import RecordDeath
@@ -65,6 +65,14 @@ def test_who_said_how_it_ended_is_believed(state: BeatState) -> None:
     assert deaths(run=run(WANTED, "explore", beats=beats(beat("2-0", state=state))), jobs=(WORKERS,), pods=(ended,)) == []
 
 
+def test_a_worker_of_a_job_that_is_not_this_ones_is_dead_only_when_it_is_silent() -> None:
+    """A TuningJob was deleted and made anew: its workers may take their time to leave."""
+    seen = {"run": run(WANTED, "explore", beats=beats(beat("1-0"))), "jobs": (WORKERS,), "pods": (pod(WORKERS),)}
+    assert deaths(**seen, now=later(30)) == []
+    (death,) = deaths(**seen, now=later(61))
+    assert (death.worker, death.cause) == ("1-0", "explained")
+
+
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown"])
 def test_who_may_be_alive_is_not_buried(phase: str) -> None:
     alive = pod(WORKERS, 0, phase, deleting=True)
@@ -76,7 +84,8 @@ def test_a_run_with_a_verdict_has_nobody_who_waits() -> None:
 
 
 def test_deaths_are_noted_before_anything_is_started() -> None:
-    decision = look(JOB, run=run(WANTED, "explore", beats=beats(beat("2-0", state=BeatState.DONE), beat("1-0"))))
+    left = beats(beat("2-0", state=BeatState.DONE), beat("1-0"))
+    decision = look(JOB, run=run(WANTED, "explore", beats=left), now=later(61))
     assert cases.kinds(decision) == ["RecordDeath", "CreateJob"]
 
 

@@ -31,7 +31,7 @@ def decide_target(case: Case) -> TargetDecision:
     """Raises nothing, whatever was seen."""
     for rule in RULES:
         if (decision := rule(case)) is not None:
-            buried = deaths(case.seen)
+            buried = deaths(case.seen, case.now)
             return TargetDecision(
                 (*buried, *decision.actions), decision.status, decision.standing, decision.again, decision.observed
             )
