@@ -281,6 +281,19 @@ def test_why_pods_start_again_is_told() -> None:
     )
 
 
+def test_a_worker_on_a_lost_node_is_not_called_at_work() -> None:
+    live = batch(WANTED, "final", 3, active=0, terminating=1)
+    gone = pod(live, deleting=True, disrupted="DeletionByTaintManager")
+    decision = look(JOB, run=run(WANTED, "final", beats=beats(beat("3-0", stage="final"))), jobs=(live,), pods=(gone,))
+    assert decision.actions == ()
+    assert said(decision.status, "Reconciling") == ("True", "NodeLost")
+    assert gone.name in message(decision.status)
+    assert "kubectl delete pod --force" in message(decision.status)
+    evicted = replace(gone, disrupted="EvictionByEvictionAPI")  # its kubelet ends it
+    decision = look(JOB, run=run(WANTED, "final", beats=beats(beat("3-0", stage="final"))), jobs=(live,), pods=(evicted,))
+    assert said(decision.status, "Reconciling") == ("True", "Proving")
+
+
 def test_some_at_work_and_some_not_is_work_under_way() -> None:
     live = batch(WANTED, "explore", 2)
     pods = (pod(live, 0), pod(live, 1, "Pending", unschedulable="0/3 nodes"))

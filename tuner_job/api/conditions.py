@@ -44,6 +44,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     NO_NODE_FOR_TARGET = "NoNodeForTarget"
     DEVICE_CLASS_GONE = "DeviceClassGone"  # what discover froze
+    NODE_LOST = "NodeLost"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"  # a Secret is missing, for one
     QUOTA_EXCEEDED = "QuotaExceeded"

@@ -27,7 +27,7 @@ _OWN_WORD = frozenset(
 
 
 SILENT_SECONDS = 60.0
-"""Four beats. Pods are looked for by the labels of this TuningJob. So where no Job of its own had the attempt, that no pod is found
+"""Four beats. Pods are looked for by the labels of this TuningJob. So where it has no Job of the attempt, that no pod is found
 proves nothing: the pod may be of a TuningJob of the same name that was deleted, and still at work. Such a beat counts as a dead
 one's only when it is old, by the worker's clock. A clock that is ahead leaves it to the workers, who take over what no beat
 touches for two minutes."""

@@ -9,6 +9,8 @@ from tuning_operator.reconcile.words import count, end, line, stamp
 from tuning_operator.snapshot import JobView, PodView, Problem, TargetSnapshot
 
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"})
+NODE_TAINTED = "DeletionByTaintManager"
+"""Reason of DisruptionTarget: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions"""
 _WORDS_BYTES = 110
 """Of what the scheduler or the kubelet says: the rest of the line is needed to say what it means."""
 
@@ -16,7 +18,7 @@ _WORDS_BYTES = 110
 def waiting(job: JobView, seen: TargetSnapshot) -> Problem | None:
     """Why no worker of the Job is at work; None when one is. All of it may mend itself, so each is transient."""
     pods = [pod for pod in seen.pods if pod.job == job.name and not pod.over]
-    if any(pod.phase == "Running" for pod in pods) or (not pods and job.ready > 0):
+    if any(pod.phase == "Running" and not _is_lost(pod) for pod in pods) or (not pods and job.ready > 0):
         return None
     reason, message = _cause(job, pods, seen)
     return Problem(reason, line(message), transient=True)
@@ -45,10 +47,21 @@ def _cause(job: JobView, pods: Sequence[PodView], seen: TargetSnapshot) -> tuple
         quota = "quota" in job.create_problem.lower()
         reason = Reason.QUOTA_EXCEEDED if quota else Reason.PODS_NOT_CREATED
         return reason, f"pods of Job {job.name} are refused: {line(job.create_problem, _WORDS_BYTES)}"
+    lost = next((pod for pod in pods if _is_lost(pod)), None)
+    if lost is not None:
+        return (
+            Reason.NODE_LOST,
+            f"the node of pod {lost.name} is lost; another starts when it is gone: kubectl delete pod --force",
+        )
     silent = next((pod for pod in pods if pod.phase == "Unknown"), None)
     if silent is not None:
         return Reason.STARTING, f"the node of pod {silent.name} does not answer"
     return Reason.STARTING, f"pods of Job {job.name} are starting{_again(job, seen)}"
+
+
+def _is_lost(pod: PodView) -> bool:
+    """Evicted because its node is away or tainted, and not gone: only its kubelet could say that it has ended."""
+    return pod.deleting and pod.disrupted == NODE_TAINTED
 
 
 def _again(job: JobView, seen: TargetSnapshot) -> str:
