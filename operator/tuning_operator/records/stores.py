@@ -34,11 +34,12 @@ OPENED = 256
 """Stores kept open, each namespace's prefix counted by itself."""
 
 PATIENCE_SECONDS = 5.0
-"""How long a call waits for a free thread of its store, or for a probe that is under way. A call that fails after longer held up
-a reconciler, …"""
+"""How long a call waits for a free thread of its store, or for a probe that is under way. A store that fails a call after longer
+held up a reconciler, …"""
 
 AWAY_SECONDS = 10.0
-"""… and for so long after it nobody else is held up; then one call finds out whether the store is back."""
+"""… and for so long after it nobody else is held up; then one call finds out whether the store is back. A call that was given up at
+its own deadline tells nothing of the store: it may have read much."""
 
 REQUEST_SECONDS = 10
 """For one request, less than workers give theirs: records are small, and threads few."""
@@ -73,6 +74,10 @@ class StoreNotMounted(TrtfleetError):
     """The operator does not have the credentials that the ArtifactStore names."""
 
     reason = "StoreNotMounted"
+
+
+class _GivenUp(StoreUnavailable):
+    """The work did not come to its end in time; no request of it is known to have failed."""
 
 
 def problem_of(error: TrtfleetError) -> Problem:
@@ -203,6 +208,8 @@ class Stores:
             began = self._clock()
             try:
                 answer = await self._run(lane, view, work, seconds)
+            except _GivenUp:
+                raise
             except StoreUnavailable as error:
                 if (now := self._clock()) - began >= self._patience:
                     lane.failed(error, now)
@@ -248,7 +255,7 @@ class Stores:
             if not call.done():
                 abandoned = True
                 lane.abandoned += 1
-            raise StoreUnavailable(f"store {view.url}: no answer within {seconds:g} s; check the store") from None
+            raise _GivenUp(f"store {view.url}: no answer within {seconds:g} s; check the store") from None
 
     async def check(self, view: StoreView) -> Problem | None:
         """Whether the store keeps the promises that runs rely on, as far as a probe of the last hour can tell."""
