@@ -231,7 +231,8 @@ class TargetSnapshot:
     wanted: Wanted | None = None
     """None with a problem that left the inputs unknown."""
     run: RunView | None = None
-    """Records of the wanted run; None when it has not been started, or was not read (see `settled`)."""
+    """Records of the wanted run, or of the run under way while it is not known what is wanted; None when it has not been started,
+    or was not read (see `settled`)."""
     run_problem: Problem | None = None
     """The run's records cannot be relied on (poisoned, another schema)."""
     publication: Publication | Problem | None = None

@@ -495,6 +495,23 @@ def test_nodes_are_not_asked_for_where_the_settings_forbid_it(tmp_path: Path) ->
     asyncio.run(main())
 
 
+@asyncly
+async def test_a_run_under_way_is_read_although_its_runtime_is_gone(cluster: Cluster) -> None:
+    await cluster.start()
+    run = cluster.run()
+
+    def under_way(body: Object) -> None:
+        body["status"] = {"targets": [{"name": "cpu", "activeRun": run.run}]}
+
+    cluster.api.edit(TUNING_JOBS, "demo", "team", under_way)
+    cluster.api.remove(TUNER_RUNTIMES, "ort")
+    await cluster.catalog.resync()
+    seen = target(await cluster.look())
+    assert (seen.wanted, seen.problem and seen.problem.reason) == (None, "ReferenceNotFound")
+    assert seen.run is not None
+    assert seen.run.record.run == run.run
+
+
 # Jobs that nobody wants any more.
 
 

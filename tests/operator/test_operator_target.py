@@ -133,6 +133,30 @@ def test_workers_go_on_while_a_reference_is_missing() -> None:
     assert look(JOB, problem=Problem("ReferenceNotFound", "x"), wanted=None, jobs=(live,), pods=(pod(live),)).actions == ()
 
 
+def test_workers_whose_runtime_vanished_keep_to_the_budget() -> None:
+    live = batch(WANTED, "explore", 2)
+    begun = after(JOB, look(JOB, **at_work()))
+    known = run(WANTED, "explore", search={"device_seconds": 100.0}, beats=beats(beat("2-0")))
+    seen = cases.TargetSnapshot("gpu", problem=Problem("ReferenceNotFound", "x"), run=known, jobs=(live,), pods=(pod(live),))
+    decision = cases.decide(cases.snapshot(begun, seen, orphan_stores={live.uid: STORE}), CONFIG)
+    assert decision.actions == (StopAttempt(WANTED.run, STORE, 2, "BudgetExhausted"),)
+    assert decision.again_seconds == CONFIG.poll_seconds
+    assert said(decision.status, "Stalled") == ("True", "ReferenceNotFound")
+    told = replace(seen, run=replace(known, stopped=frozenset({2})))
+    assert cases.decide(cases.snapshot(begun, told, orphan_stores={live.uid: STORE}), CONFIG).actions == ()
+
+
+def test_workers_of_a_namespace_that_may_not_use_the_store_any_more_are_ended() -> None:
+    live = batch(WANTED, "explore", 2)
+    begun = after(JOB, look(JOB, **at_work()))
+    seen = cases.TargetSnapshot("gpu", problem=Problem("NamespaceNotAllowed", "x"), jobs=(live,), pods=(pod(live),))
+    decision = cases.decide(cases.snapshot(begun, seen), CONFIG)
+    assert kinds(decision) == ["DeleteJob"]
+    assert said(decision.status, "Stalled") == ("True", "NamespaceNotAllowed")
+    gone = cases.TargetSnapshot("gpu", problem=seen.problem)
+    assert cases.decide(cases.snapshot(begun, gone), CONFIG).again_seconds is None
+
+
 def test_another_run_is_not_tuned_while_the_store_is_away() -> None:
     away = Problem("StoreUnavailable", "no answer", transient=True)
     settled = done(JOB)

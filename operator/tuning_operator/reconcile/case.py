@@ -155,7 +155,7 @@ class Case:
         run, problem = self.seen.run, self.seen.problem
 
         def marker(job: JobView) -> StopAttempt | None:
-            store = self._store_of(job)
+            store = self.store_of(job)
             known = run is not None and self.is_own(job) and job.attempt in run.stopped
             usable = marked and not known and (problem is None or not problem.transient)
             if job.store and not self.is_own(job) and self.stored.stopping_since is None:
@@ -163,7 +163,7 @@ class Case:
             return StopAttempt(job.run, store, job.attempt, reason) if usable and store is not None else None
 
         hopeless = tuple(
-            job for job in jobs if marked and self._store_of(job) is None and not (problem is not None and problem.transient)
+            job for job in jobs if marked and self.store_of(job) is None and not (problem is not None and problem.transient)
         )
         patience = Patience(parsed(self.stored.stopping_since), self.trial_limit, self.now)
         beats = run.beats if run is not None and all(self.is_own(job) for job in jobs) else None
@@ -173,7 +173,7 @@ class Case:
             *drain(rest, self.seen.pods, patience, beats=beats, marker=marker, why=why),
         )
 
-    def _store_of(self, job: JobView) -> StoreView | None:
+    def store_of(self, job: JobView) -> StoreView | None:
         """Where a stop marker for the Job's attempt belongs."""
         wanted = self.seen.wanted
         return wanted.store if wanted is not None and self.is_own(job) else self.snapshot.orphan_stores.get(job.uid)

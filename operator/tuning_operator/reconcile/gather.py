@@ -112,7 +112,8 @@ class _Look:
     async def snapshot(self) -> Snapshot:
         wanted = {name: each for name, each in self._asked.items() if isinstance(each, Wanted)}
         settled = {name for name, each in wanted.items() if self._is_settled(name, each)}
-        records = dict(await self._records(wanted[name].run for name in wanted.keys() - settled))
+        adrift = self._adrift()
+        records = dict(await self._records([*(wanted[name].run for name in wanted.keys() - settled), *adrift.values()]))
         jobs = await self._jobs()
         restless = {each.target for each in jobs if each.end is None}
         stale = {wanted[name].run for name in settled & restless} | _outrun(jobs, records)
@@ -132,6 +133,16 @@ class _Look:
             orphans=tuple(each for each in jobs if each.target not in known),
             orphan_stores=self._orphan_stores(jobs, wanted),
         )
+
+    def _adrift(self) -> dict[str, str]:
+        """Target → its run under way, where it is not known what is wanted now: its workers go on, and are to be counted."""
+        if isinstance(self._store, Problem) or self._job.status is None:
+            return {}
+        return {
+            each.name: each.active_run
+            for each in self._job.status.targets
+            if each.active_run is not None and isinstance(self._asked.get(each.name), Problem) and in_store(each, self._store)
+        }
 
     def _is_settled(self, target: str, wanted: Wanted) -> bool:
         status = self._job.status
@@ -196,7 +207,9 @@ class _Look:
         own_pods = tuple(pods.get(target.name, ()))
         asked = self._asked[target.name]
         if isinstance(asked, Problem):
-            return TargetSnapshot(target.name, problem=asked, jobs=own_jobs, pods=own_pods)
+            read = records.get(self._adrift().get(target.name, ""))
+            going = read if isinstance(read, RunView) else None
+            return TargetSnapshot(target.name, problem=asked, run=going, jobs=own_jobs, pods=own_pods)
         read = records.get(asked.run)
         unread = asked.run not in records and not self._is_settled(target.name, asked)
         run = read if isinstance(read, RunView) else None

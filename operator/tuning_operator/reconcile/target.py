@@ -6,7 +6,7 @@ the run's records, never by the Job: it may be gone at any time, by hand or by i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tuner_job.api.conditions import ConditionType, Reason
@@ -17,7 +17,7 @@ from tuning_operator.reconcile.case import Case, TargetDecision
 from tuning_operator.reconcile.deaths import deaths
 from tuning_operator.reconcile.standing import Mark, Mood, Standing, decided, ended, not_yet, served_as
 from tuning_operator.reconcile.words import parsed, seconds_since
-from tuning_operator.snapshot import Problem, Publication, VerdictView
+from tuning_operator.snapshot import JobView, Problem, Publication, VerdictView
 
 _PHASES: dict[str | None, Phase] = {
     "discover": "Discovering",
@@ -63,7 +63,22 @@ def _unresolved(case: Case) -> TargetDecision | None:
         return case.outcome(Standing("Pending", "moving", problem.reason, problem.message), again=case.poll)
     tuned = case.stored_mark(ConditionType.TUNED, problem.reason)
     validated = None if tuned.holds else Mark(False, problem.reason, problem.message)
-    return case.outcome(Standing("Stalled", "stalled", problem.reason, problem.message, validated=validated))
+    standing = Standing("Stalled", "stalled", problem.reason, problem.message, validated=validated)
+    live = tuple(job for job in case.own if job.end is None)
+    if problem.reason == Reason.NAMESPACE_NOT_ALLOWED:  # a right that was taken back: nothing can be written there any more
+        leaving = case.drain(live, problem.reason, why="its namespace may not use the store any more")
+        return case.outcome(standing, *leaving, again=case.soon if live else None, draining=bool(live))
+    return case.outcome(standing, *_kept_to_budget(case, live), again=case.poll if live else None)
+
+
+def _kept_to_budget(case: Case, live: tuple[JobView, ...]) -> Iterator[StopAttempt]:
+    """Workers that go on although nobody knows what is wanted keep to what their run may use."""
+    run = case.seen.run
+    spent = work.explored_enough(case, run) if run is not None and run.stage == "explore" else None
+    for job in live:
+        store = case.store_of(job)
+        if run is not None and spent and store is not None and job.run == run.record.run and job.attempt not in run.stopped:
+            yield StopAttempt(job.run, store, job.attempt, spent)
 
 
 def _finished(case: Case) -> TargetDecision | None:

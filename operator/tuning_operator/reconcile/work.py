@@ -34,7 +34,7 @@ def stage(case: Case, run: RunView) -> TargetDecision | None:
     actions += [DeleteJob(each.name, each.uid, "a newer attempt is live") for each in others if not each.deleting]
     if job.deleting:
         return _moving(case, due, f"Job {job.name} is being deleted; then another attempt starts", *actions, again=case.soon)
-    spent = _explored_enough(case, run) if due == "explore" else None
+    spent = explored_enough(case, run) if due == "explore" else None
     if job.stage != due:
         actions += case.drain((job,), Reason.STOPPING, why="its stage is over", marked=False)
         message = f"workers of {job.stage} finish the trial in hand; then {due} starts"
@@ -105,7 +105,7 @@ def over_budget(run: RunView) -> bool:
     return budget > 0 and run.counts.device_seconds >= budget - run.reserved_seconds
 
 
-def _explored_enough(case: Case, run: RunView) -> Reason | None:
+def explored_enough(case: Case, run: RunView) -> Reason | None:
     """Why explorers are to plan the final now. They keep the deadline themselves once they run, but not while they wait for a
     place, nor after Kueue has put them off."""
     if over_budget(run):
