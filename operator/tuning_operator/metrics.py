@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter as Tally
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -35,6 +36,12 @@ _STORE_ERRORS: tuple[type[TrtfleetError], ...] = (StoreReadOnly, StoreFull, Stor
 REASONS = frozenset(
     {*Reason, *(each.reason for each in _API_ERRORS), *(each.reason for each in _STORE_ERRORS), "Timeout", "Unexpected"}
 )
+
+OUTCOMES = ("feasible", "infeasible", "failed", "unsupported")
+"""Of trials, as TrialCounts names them."""
+
+COUNTED_RUNS = 16_384
+"""Of which this process knows how much it has counted."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -77,6 +84,7 @@ class Metrics:
         self.gpu_seconds = self._counter("gpu_seconds", "Device seconds that workers used, as status told them", "gpu_class")
         self.published = self._counter("published", "Engines that came to be served, by why", "reason")
         self.loop_lag = self._gauge("event_loop_lag_seconds", "How late the event loop's last tick was")
+        self._counted = _Counted()
         self._gauge("build_info", "1, with the operator's version", "version").labels(__version__).set(1)
 
     def count_jobs(self, states: Callable[[], Iterable[JobState]]) -> None:
@@ -104,33 +112,23 @@ class Metrics:
     def accrue(self, before: TuningJobStatus | None, after: TuningJobStatus, gpu_classes: Mapping[str, str]) -> None:
         """Count what `after` tells beyond `before`, once it has been written over it. `gpu_classes` is by target.
 
-        The stored status is the memory: a restart counts nothing twice, and what was never written is not counted.
+        The stored status is the memory: a restart counts nothing twice, and what was never written is not counted. But a target
+        may come back to an earlier run, and a status may be wiped: what this process has counted of a run it counts no more.
         """
         stored = {each.name: each for each in before.targets} if before else {}
+        for was in stored.values():
+            self._counted.see(was)
         for target in after.targets:
+            more = self._counted.see(target)
+            for outcome in OUTCOMES:
+                self.trials.labels(outcome).inc(more[outcome])
+            self.cache_hits.inc(more["cached"])
+            if more["seconds"]:
+                self.gpu_seconds.labels(gpu_classes.get(target.name, "unknown")).inc(more["seconds"])
             was = stored.get(target.name)
-            prior = was if was is not None and run_of(was) == run_of(target) else None
-            self._count_trials(prior.trials if prior else None, target.trials)
-            seconds = (target.gpu_seconds or 0) - ((prior.gpu_seconds or 0) if prior else 0)
-            if seconds > 0:
-                self.gpu_seconds.labels(gpu_classes.get(target.name, "unknown")).inc(seconds)
             serves, served = target.published, was.published if was else None
             if serves and (served is None or served.manifest != serves.manifest):
                 self.published.labels(_why_served(was, target)).inc()
-
-    def _count_trials(self, before: TrialCounts | None, after: TrialCounts | None) -> None:
-        if after is None:
-            return
-        prior = before or TrialCounts()
-        ended = {
-            "feasible": after.feasible - prior.feasible,
-            "infeasible": after.infeasible - prior.infeasible,
-            "failed": after.failed - prior.failed,
-            "unsupported": after.unsupported - prior.unsupported,
-        }
-        for outcome, more in ended.items():
-            self.trials.labels(outcome).inc(max(0, more))
-        self.cache_hits.inc(max(0, after.cache_hits - prior.cache_hits))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
@@ -140,6 +138,27 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(PREFIX + name, text, labels, buckets=_SECONDS, registry=self.registry)
+
+
+class _Counted:
+    """The most that was seen of each run, so that nothing is counted twice. The run seen least recently is forgotten first."""
+
+    def __init__(self) -> None:
+        self._most: OrderedDict[str, Tally[str]] = OrderedDict()
+
+    def see(self, target: TargetStatus) -> Tally[str]:
+        """What the target tells of its run beyond what was known of it: outcomes, `cached`, `seconds`. Each is 0 or more."""
+        run, trials = run_of(target), target.trials or TrialCounts()
+        if run is None:
+            return Tally()
+        told = Tally({outcome: getattr(trials, outcome) for outcome in OUTCOMES})
+        told.update(cached=trials.cache_hits, seconds=target.gpu_seconds or 0)
+        known = self._most.get(run, Tally())
+        self._most[run] = known | told
+        self._most.move_to_end(run)
+        while len(self._most) > COUNTED_RUNS:
+            self._most.popitem(last=False)
+        return told - known
 
 
 class _Jobs(Collector):

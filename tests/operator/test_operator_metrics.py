@@ -77,6 +77,27 @@ def test_the_first_status_counts_as_a_whole() -> None:
     assert value(metrics, "trials_total", outcome="unsupported") == 4
 
 
+def test_a_run_that_comes_back_or_whose_status_was_wiped_is_not_counted_again() -> None:
+    metrics = Metrics()
+    first = status(target(run=RUN, trials=TrialCounts(feasible=5, cache_hits=2), gpu_seconds=100))
+    other = status(target(run=NEXT_RUN, trials=TrialCounts(feasible=1), gpu_seconds=10))
+    more = status(target(run=RUN, trials=TrialCounts(feasible=6, cache_hits=2), gpu_seconds=120))
+    for before, after in ((None, first), (first, other), (other, first), (None, first), (first, more)):
+        metrics.accrue(before, after, {"t": "H100"})
+    assert value(metrics, "trials_total", outcome="feasible") == 7
+    assert value(metrics, "cache_hits_total") == 2
+    assert value(metrics, "gpu_seconds_total", gpu_class="H100") == 130
+
+
+def test_what_is_known_of_counted_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuning_operator.metrics.COUNTED_RUNS", 2)
+    metrics = Metrics()
+    for number in range(5):
+        metrics.accrue(None, status(target(run=f"{number:020x}", trials=TrialCounts(feasible=1))), {})
+    assert len(metrics._counted._most) == 2
+    assert value(metrics, "trials_total", outcome="feasible") == 5
+
+
 def test_an_engine_counts_when_it_comes_to_be_served_by_the_end_of_its_run() -> None:
     metrics = Metrics()
     before = status(target(run=RUN, serves=OLD))
