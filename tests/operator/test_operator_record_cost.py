@@ -84,7 +84,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_record_costs_more_memory_than_the_pod_can_spare(kind: str) -> None:
-    ended = subprocess.run(  # noqa: S603 - this interpreter
+    ended = subprocess.run(
         [sys.executable, "-c", READ, kind], capture_output=True, text=True, check=False, timeout=300, env=_environment()
     )
     assert ended.returncode == 0, ended.stderr

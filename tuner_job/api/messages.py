@@ -19,8 +19,8 @@ from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Los
 from tuner_job.api.outcome import Outcome
 
 MANY_ITEMS = 240_000
-"""For records that hold timings. The longest final (48 builds, 40 sessions under 16 shapes) has 185,000 of its timings, six commas
-each; more would cost a reader over 100 MiB before they are found to be wrong."""
+"""For records that hold timings. The longest final (48 builds, 40 sessions under 16 shapes) has 185,000 of its timings, six
+commas each; more would cost a reader over 100 MiB before they are found to be wrong."""
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
 TrialId = Annotated[str, Field(pattern=r"^(discover|final|[0-9]{3}-[0-9]{5})$")]
@@ -45,8 +45,8 @@ class Record(Model):
     """Readers refuse a longer record unread."""
     MAX_ITEMS: ClassVar[int] = 20_000
     """Commas, or four times the objects. Readers refuse a record with more unparsed: each wrong value or unknown key costs half a
-    kilobyte and each object one and a half, so that 16 MiB of them would take all the memory of a reader. For the same reason long
-    tuples fail at their first wrong item."""
+    kilobyte and each object one and a half, so that 16 MiB of them would take all the memory of a reader. For the same reason
+    long tuples fail at their first wrong item."""
 
     kind: str
     schema_version: int = 1

@@ -38,8 +38,8 @@ PATIENCE_SECONDS = 5.0
 held up a reconciler, …"""
 
 AWAY_SECONDS = 10.0
-"""… and for so long after it nobody else is held up; then one call finds out whether the store is back. A call that was given up at
-its own deadline tells nothing of the store: it may have read much."""
+"""… and for so long after it nobody else is held up; then one call finds out whether the store is back. A call that was given up
+at its own deadline tells nothing of the store: it may have read much."""
 
 REQUEST_SECONDS = 10
 """For one request, less than workers give theirs: records are small, and threads few."""
