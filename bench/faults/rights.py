@@ -6,11 +6,16 @@ from collections import Counter
 from dataclasses import dataclass
 
 from chart_rights import CLUSTER, JOBS, OWN
+from rig.kube.control_plane import Object
+from rig.waiting import wait_for
 
 from bench.faults.world import OPERATOR, SECOND_OPERATOR, World, pause
 
 Grant = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
+
+
+FINISH_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,15 @@ class Quiet:
 
 
 def quiet(world: World, seconds: float) -> Quiet:
-    """What the operator asks for while every TuningJob is finished."""
+    """What the operator asks for while every TuningJob is finished; failed drills' are given their time to be."""
     plane = world.cluster.plane
-    jobs = plane.get("tuningjobs", "--all-namespaces")["items"]
+
+    def finished() -> list[Object] | None:
+        found: list[Object] = plane.get("tuningjobs", "--all-namespaces")["items"]
+        moving = [each for job in found for each in job["status"]["conditions"] if each["type"] == "Reconciling"]
+        return None if any(each["status"] == "True" for each in moving) else found
+
+    jobs = wait_for("every TuningJob is finished", finished, FINISH_SECONDS, every=2.0)
     offset = plane.audit_log.stat().st_size
     pause(seconds)
     seen = [each for each in plane.requests(offset) if each.user == OPERATOR]

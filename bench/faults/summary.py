@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,14 +61,14 @@ class Summary:
     ) -> None:
         """Beside whatever another series has written since. `drills`: all that there are, in their order."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
+        lock_file = Path(tempfile.gettempdir()) / "trtfleet-faults-summary.lock"
+        with lock_file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             now = Summary.load(self.path)
             self.played = {**now.played, **(played or {})}
             self.stillness = stillness or now.stillness
             self.asked = together(now.asked, asked) if now.asked and asked else asked or now.asked
             self._write(drills)
-            self.path.with_suffix(".lock").unlink()
 
     def _write(self, drills: Iterable[Drill]) -> None:
         known = [*drills]
