@@ -140,6 +140,8 @@ class VerdictView:
     """Proven relative gain as a decimal; empty without one."""
     message: str = ""
     """One line for people."""
+    engine: str = ""
+    """`sha256:…` of the engine that it names."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ class TargetSnapshot:
     run_problem: Problem | None = None
     """The run's records cannot be relied on (poisoned, another schema)."""
     publication: Publication | Problem | None = None
-    """None until publishing was tried by this process under the job's present generation."""
+    """None until publishing was tried by this process under the job's present generation. After a Problem ask again all the same;
+    `act` keeps the pace of tries."""
     refused: Problem | None = None
     """What stood in the way when the run, or its next Job, was last to be created: quota, admission, a retired run, a
     workerTemplate that asks for too much. Ask again all the same; `act` keeps the pace of tries."""

@@ -204,7 +204,7 @@ class World:
         if self.status is None or self.status.observed_generation != self.generation:
             return False
         own = next((each for each in self.status.targets if each.name == name), None)
-        return own is not None and [each.id for each in own.recent_runs[:1]] == [wanted.run]
+        return own is not None and own.active_run is None and [each.id for each in own.recent_runs[:1]] == [wanted.run]
 
     def _seen(
         self, name: str, wanted: Wanted, views: dict[str, RunView | None], jobs: list[JobView], settled: set[str]

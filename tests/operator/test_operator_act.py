@@ -377,6 +377,19 @@ async def test_a_verdict_is_published_and_the_next_look_tells(cluster: Cluster) 
 
 
 @asyncly
+async def test_publishing_that_was_refused_is_tried_again_after_a_pause(cluster: Cluster) -> None:
+    snapshot = await proven(cluster)
+    cluster.store.inner.put(NAME.key, b"{}")
+    assert "PoisonedRecord" in await cluster.actor.act(publish(snapshot), snapshot)
+    cluster.store.inner.delete(NAME.key)
+    assert await cluster.actor.act(publish(snapshot), snapshot) == "", "too early"
+    assert isinstance(target(await cluster.look()).publication, Problem)
+    cluster.clock += PAUSE_SECONDS
+    assert "Served" in await cluster.actor.act(publish(snapshot), snapshot)
+    assert isinstance(target(await cluster.look()).publication, Publication)
+
+
+@asyncly
 async def test_an_approval_is_published_as_another_wish(cluster: Cluster) -> None:
     snapshot = await proven(cluster, publish={"promotion": "Manual"})
     await cluster.actor.act(publish(snapshot), snapshot)

@@ -200,12 +200,31 @@ def test_publishing_again_that_may_work_later_is_tried_again() -> None:
     assert (decision.again_seconds, decision.status.observed_generation) == (CONFIG.poll_seconds, 1)
 
 
+def settled_runs(of: Any) -> Any:
+    return of.status.targets[0].recent_runs
+
+
+def test_an_engine_whose_publishing_anew_is_refused_is_not_stale() -> None:
+    """A pin to a manifest that is not there, an approval of another's."""
+    changed = after(JOB, look(done(JOB)), generation=2)
+    mine = run(WANTED, None, verdict=replace(cases.WON, engine=cases.ENGINE.digest))
+    refused = look(changed, run=mine, publication=Problem("ManifestMissing", "there is no such manifest"))
+    assert said(refused.status, "Stalled") == ("True", "ManifestMissing")
+    assert said(refused.status, "Stale")[0] == "False"
+    other = run(WANTED, None, verdict=replace(cases.WON, engine="sha256:" + "0" * 64))
+    stale = look(changed, run=other, publication=Problem("ManifestMissing", "there is no such manifest"))
+    assert said(stale.status, "Stale")[0] == "True"
+
+
 def test_publishing_again_that_is_refused_reopens_the_run() -> None:
     changed = done(JOB).model_copy(update={"metadata": JOB.metadata.model_copy(update={"generation": 2})})
     refused = look(changed, run=run(WANTED, None), publication=Problem("PointerRefused", "it is another owner's"))
-    assert refused.actions == ()
+    assert kinds(refused) == ["Publish"]
     assert said(refused.status, "Stalled") == ("True", "PointerRefused")
-    assert refused.status.targets[0].recent_runs == ()
+    assert refused.status.targets[0].recent_runs == settled_runs(changed)
+    assert refused.status.targets[0].active_run == WANTED.run
+    still = look(after(changed, refused), run=run(WANTED, None), publication=Problem("PointerRefused", "it is another owner's"))
+    assert still.status == refused.status
     mended = look(after(changed, refused), run=run(WANTED, None), publication=SERVED)
     assert said(mended.status, "Ready") == ("True", "Current")
     assert [each.id for each in mended.status.targets[0].recent_runs] == [WANTED.run]
@@ -403,9 +422,9 @@ def test_the_last_worker_may_leave_before_its_job_is_deleted() -> None:
     assert kinds(look(after(JOB, waiting), **seen | {"jobs": (ended,), "pods": ()})) == ["DeleteJob"]
 
 
-def test_a_publication_that_is_refused_stalls_and_is_not_tried_by_itself() -> None:
+def test_a_publication_that_is_refused_stalls_and_is_tried_again_at_the_next_look() -> None:
     decision = look(JOB, run=run(WANTED, None), publication=Problem("KeyUnusable", "no key"))
-    assert (decision.actions, decision.again_seconds) == ((), None)
+    assert (decision.actions, decision.again_seconds) == ((Publish("gpu", WANTED),), None)
     assert said(decision.status, "Stalled") == ("True", "KeyUnusable")
     assert said(decision.status, "Tuned") == ("True", "Proven")
 

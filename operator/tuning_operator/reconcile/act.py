@@ -182,6 +182,8 @@ class Actor:
 
     async def _publish(self, action: Publish, snapshot: Snapshot) -> str:
         job, wanted = snapshot.job, action.wanted
+        if self._memory.rests(job.metadata.uid, action.target, job.metadata.generation, wanted.place):
+            return ""
         wish = Wish.of(job, action.target)
         loop = asyncio.get_running_loop()
 

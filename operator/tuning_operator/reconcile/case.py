@@ -114,6 +114,12 @@ class Case:
         return head if tuned is not None and (tuned.holds or tuned.reason == head.reason) else None
 
     @property
+    def reopened(self) -> bool:
+        """Whether the wanted run had ended, and publishing it anew is not through."""
+        head = next(iter(self.stored.recent_runs), None)
+        return head is not None and head.id == self.wanted_run == self.stored.active_run
+
+    @property
     def trigger(self) -> str:
         """Why the wanted run was started, or is about to be."""
         if self.seen.run is not None:
@@ -191,8 +197,8 @@ class Case:
     ) -> TargetDecision:
         """`end`: the reason with which the wanted run ends now. `reopen`: its end is taken back: publishing it is not through."""
         finished = self.finished is not None and not reopen
-        active = None if end or finished else self._active()
-        recent = self._recent(end, finished=finished)
+        active = None if end or finished else self.wanted_run if reopen else self._active()
+        recent = self._recent(end, ended=finished or reopen or self.reopened)
         shown = active or next((past.id for past in recent), None)
         status = with_counts(self.stored, self.seen.run, shown, self.now)
         served = publication.served if publication and publication.served else status.published
@@ -226,10 +232,10 @@ class Case:
         known = {self.wanted_run, *(job.run for job in self.seen.jobs)}
         return stored if self.seen.wanted is None or stored in known else None
 
-    def _recent(self, end: str, *, finished: bool) -> tuple[PastRun, ...]:
-        """The wanted run is among them only once it is over."""
+    def _recent(self, end: str, *, ended: bool) -> tuple[PastRun, ...]:
+        """The wanted run is among them only once it has ended."""
         stored = self.stored.recent_runs
-        if self.wanted_run is None or finished:
+        if self.wanted_run is None or (ended and not end):
             return stored
         others = tuple(run for run in stored if run.id != self.wanted_run)
         if not end:

@@ -71,4 +71,7 @@ def _stale(case: Case, status: TargetStatus) -> str:
         return ""
     if published is not None and published.reason == Reason.ROLLED_BACK:
         return ""
+    verdict = case.seen.run.verdict if case.seen.run else None
+    if verdict is not None and verdict.engine == status.published.digest:  # publishing it anew is refused, and it is still there
+        return ""
     return "" if case.trigger.startswith(RERUN) else case.stale_reason

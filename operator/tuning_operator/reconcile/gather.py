@@ -149,9 +149,9 @@ class _Look:
         if status is None or status.observed_generation != self._job.metadata.generation:
             return False
         own = next((each for each in status.targets if each.name == target), None)
-        return (
-            own is not None and own.recent_runs[:1] != () and own.recent_runs[0].id == wanted.run and in_store(own, wanted.store)
-        )
+        if own is None or own.active_run is not None or not in_store(own, wanted.store):
+            return False
+        return own.recent_runs[:1] != () and own.recent_runs[0].id == wanted.run
 
     async def _records(self, runs: Iterable[str]) -> Records:
         """All runs of a job are in one store, so one thread reads them."""

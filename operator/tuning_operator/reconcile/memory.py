@@ -56,15 +56,28 @@ class Memory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is monotonic seconds."""
         self._clock = clock
-        self._publications: _Bounded[tuple[str, str, int, str], Publication | Problem] = _Bounded()
+        self._publications: _Bounded[tuple[str, str, int, str], Publication | Refusal] = _Bounded()
         self._refusals: _Bounded[tuple[str, str, int, str], Refusal] = _Bounded()
 
     def publication(self, uid: str, target: str, generation: int, place: str) -> Publication | Problem | None:
         """Under this generation: after any edit the pointer is looked at again, for another run or a person may have moved it."""
-        return self._publications.get((uid, target, generation, place))
+        found = self._publications.get((uid, target, generation, place))
+        return found.problem if isinstance(found, Refusal) else found
+
+    def rests(self, uid: str, target: str, generation: int, place: str) -> bool:
+        """Whether publishing, which was refused, is not to be tried again yet."""
+        found = self._publications.get((uid, target, generation, place))
+        return isinstance(found, Refusal) and self._clock() < found.until
 
     def published(self, uid: str, target: str, generation: int, place: str, outcome: Publication | Problem) -> None:
-        self._publications.put((uid, target, generation, place), outcome)
+        key = (uid, target, generation, place)
+        if not isinstance(outcome, Problem):
+            self._publications.put(key, outcome)
+            return
+        before = self._publications.get(key)
+        pause = min(PAUSE_CAP_SECONDS, 2 * before.pause) if isinstance(before, Refusal) and before.pause else PAUSE_SECONDS
+        pause = 0.0 if outcome.transient else pause  # decide keeps the pace of what may pass by itself
+        self._publications.put(key, Refusal(outcome, pause, self._clock() + pause))
 
     def refusal(self, uid: str, target: str, generation: int, place: str) -> Problem | None:
         """Of this target under this generation of its job."""

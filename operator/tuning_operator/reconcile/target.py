@@ -212,7 +212,9 @@ def _publishing(
         return case.outcome(standing, *actions, publish, again=case.poll, draining=leaving, observed=was is None)
     published = not_yet(ConditionType.PUBLISHED, problem.reason)
     standing = Standing("Stalled", "stalled", problem.reason, problem.message, validated, tuned, published)
-    return case.outcome(standing, *actions, again=case.soon if leaving else None, draining=leaving, reopen=was is not None)
+    # Somebody may mend the store, and no event tells of that: a resync asks again, and `act` keeps the pace.
+    again = case.soon if leaving else None
+    return case.outcome(standing, *actions, publish, again=again, draining=leaving, reopen=was is not None)
 
 
 def _convicted(case: Case) -> TargetDecision | None:

@@ -252,6 +252,7 @@ def _verdict(store: ObjectStore, known: _Known) -> _Known:
         reason=verdict.reason,
         gain=gain_text(gain.estimate) if gain else "",
         message=_line(verdict.message),
+        engine=f"sha256:{verdict.engine.digest}",
     )
     return replace(known, verdict=view)
 
