@@ -7,6 +7,7 @@ then. Between the lists each event has its object read again. Nothing here write
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from tuner_job.api.artifactstore import ArtifactStore
 from tuner_job.api.base import InputError
 from tuner_job.api.documents import parse_resource
 from tuner_job.api.resource import Resource as Model
-from tuner_job.api.runtime import TunerChannel, TunerRuntime
+from tuner_job.api.runtime import PlainStatus, TunerChannel, TunerRuntime
 from tuning_operator.kube.api import ARTIFACT_STORES, TUNER_CHANNELS, TUNER_RUNTIMES, KubeApi, NotFound, Object, Resource
 
 KINDS: dict[Resource, type[Model]] = {
@@ -37,6 +38,18 @@ class Named:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """All that is kept of an object."""
+
+    named: Named
+    generation: int
+    problem: str
+    """Why there is no model."""
+    model: Model | None
+    status: PlainStatus | None
+
+
+@dataclass(frozen=True)
 class _Entry:
     uid: str
     generation: int
@@ -44,6 +57,8 @@ class _Entry:
     """Why there is no model."""
     model: Model | None = field(compare=False)
     """Of this uid and generation: the same entry has the same spec."""
+    status: PlainStatus | None = field(compare=False, default=None)
+    """As it was read last."""
 
 
 class Catalog:
@@ -70,6 +85,13 @@ class Catalog:
         """Those that could be parsed."""
         known = (entry.model for entry in self._entries[ARTIFACT_STORES].values())
         return tuple(model for model in known if isinstance(model, ArtifactStore))
+
+    def all(self) -> tuple[Kept, ...]:
+        return tuple(
+            Kept(Named(resource, name), entry.generation, entry.problem, entry.model, entry.status)
+            for resource, entries in self._entries.items()
+            for name, entry in sorted(entries.items())
+        )
 
     def problem(self, resource: Resource, name: str) -> str:
         """Why an object that is there could not be parsed, in one line; empty when it could, or is not there."""
@@ -111,6 +133,9 @@ def _entries(resource: Resource, bodies: list[Object]) -> dict[str, _Entry]:
 def _entry(resource: Resource, body: Object) -> _Entry:
     metadata = body["metadata"]
     uid, generation = metadata.get("uid", ""), metadata.get("generation", 0)
+    status = None
+    with contextlib.suppress(ValueError):  # one that cannot be read is written anew
+        status = PlainStatus.model_validate(body.get("status") or {})
     plain = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
@@ -118,6 +143,6 @@ def _entry(resource: Resource, body: Object) -> _Entry:
         "spec": body.get("spec", {}),
     }
     try:
-        return _Entry(uid, generation, "", parse_resource(plain, "cluster"))
+        return _Entry(uid, generation, "", parse_resource(plain, "cluster"), status)
     except InputError as error:
-        return _Entry(uid, generation, str(error), None)
+        return _Entry(uid, generation, str(error), None, status)

@@ -20,6 +20,7 @@ from tuning_operator import log as lines
 from tuning_operator.actions import Decision
 from tuning_operator.catalog import Catalog
 from tuning_operator.changes import only_progress, transitions
+from tuning_operator.cluster import ClusterStatus
 from tuning_operator.config import OperatorConfig
 from tuning_operator.kube.api import TUNING_JOBS, KubeApi, KubeError, NotFound, Throttled
 from tuning_operator.kube.events import EventRecorder, Regarding
@@ -77,6 +78,7 @@ class Controller:
         actor: Actor,
         recorder: EventRecorder,
         metrics: Metrics,
+        cluster: ClusterStatus,
     ) -> None:
         self._config = config
         self._api = api
@@ -86,6 +88,7 @@ class Controller:
         self._actor = actor
         self._recorder = recorder
         self._metrics = metrics
+        self._cluster = cluster
         self._roster = Roster()
         self._tasks: list[asyncio.Task[None]] = []
         self._looking: dict[Key, float] = {}
@@ -111,6 +114,7 @@ class Controller:
 
     def enqueue_users(self, kind: str, name: str) -> None:
         """A cluster object changed: whoever names it looks again."""
+        self._cluster.is_due.set()
         for key in self._roster.users(kind, name):
             self._queue.add(key)
 
@@ -145,6 +149,7 @@ class Controller:
             asyncio.create_task(self._reconcile_forever(), name=f"reconciler-{n}") for n in range(self._config.reconcilers)
         ]
         self._tasks.append(asyncio.create_task(self._resync_forever(), name="resync"))
+        self._tasks.append(asyncio.create_task(self._cluster.run(), name="cluster status"))
         try:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             if not self._stopping:
@@ -187,6 +192,7 @@ class Controller:
         Raises KubeError.
         """
         await self._catalog.resync()
+        self._cluster.is_due.set()
         listed = [each for space in self._config.namespaces or (None,) for each in await self._api.list(TUNING_JOBS, space)]
         now = _now()
         for key in self._roster.listed(listed, now, first=self._resynced_at is None):

@@ -24,6 +24,7 @@ from tuner_job import __version__
 from tuner_job.api.base import InputError
 from tuning_operator import log as lines
 from tuning_operator.catalog import KINDS, Catalog
+from tuning_operator.cluster import ClusterStatus
 from tuning_operator.config import OperatorConfig, load
 from tuning_operator.controller import Controller
 from tuning_operator.kube.api import TUNING_JOBS, Forbidden, KubeError
@@ -148,7 +149,9 @@ class Operator:
         stores, memory = Stores(config), Memory()
         gatherer = Gatherer(config, api, catalog, stores, Mirror(), memory)
         actor = Actor(config, api, catalog, stores, Publisher(config.signing_key), memory)
-        controller = self._controller = Controller(config, api, queue, catalog, gatherer, actor, recorder, metrics)
+        controller = self._controller = Controller(
+            config, api, queue, catalog, gatherer, actor, recorder, metrics, ClusterStatus(api, catalog, stores)
+        )
         watch, unwatch = Watch(config, self._kubeconfig, controller, catalog, metrics.event), asyncio.Event()
         holding = asyncio.create_task(elector.hold(), name="lease")
         working = asyncio.create_task(controller.run(), name="controller")

@@ -92,6 +92,9 @@ def test_questions_that_are_answered_with_yes(cluster: Cluster) -> None:
             Question("patch", "tuningjobs.trtfleet.dev/status", "vision"),
             Question("update", "leases.coordination.k8s.io", NAMESPACE, RELEASE),
             Question("list", "artifactstores.trtfleet.dev"),
+            Question("patch", "artifactstores.trtfleet.dev/status"),
+            Question("patch", "tunerchannels.trtfleet.dev/status"),
+            Question("patch", "tunerruntimes.trtfleet.dev/status"),
         )
     )
 

@@ -21,6 +21,7 @@ from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import put_record, timestamp
 from tuning_operator.catalog import Catalog
+from tuning_operator.cluster import ClusterStatus
 from tuning_operator.config import OperatorConfig
 from tuning_operator.controller import LOOK_SECONDS, STUCK_SECONDS, Controller
 from tuning_operator.kube.api import (
@@ -98,6 +99,7 @@ def parts(tmp_path: Path, **config: Any) -> Parts:
         Actor(settings, api, catalog, stores, Publisher(settings.signing_key), memory),
         EventRecorder(api, instance="operator-0"),
         metrics,
+        ClusterStatus(api, catalog, stores),
     )
     return Parts(api, controller, queue, catalog, metrics, store)
 
@@ -533,7 +535,7 @@ def test_progress_alone_waits_for_its_turn(tmp_path: Path, progress_seconds: flo
                 worker="1-0",
                 worker_id="w",
                 sequence=1,
-                stage="discover",
+                stage="explore",
                 device_seconds=7.0,
                 at=timestamp(),
                 outcomes={"feasible": 1},

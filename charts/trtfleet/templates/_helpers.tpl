@@ -112,6 +112,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (replace "+" "_" .Chart.Version) | 
 - apiGroups: [trtfleet.dev]
   resources: [tunerruntimes, tunerchannels, artifactstores]
   verbs: [get, list, watch]
+- apiGroups: [trtfleet.dev]
+  resources: [tunerruntimes/status, tunerchannels/status, artifactstores/status]
+  verbs: [patch]
 {{- if .Values.operator.readNodes }}
 - apiGroups: [""]
   resources: [nodes]
