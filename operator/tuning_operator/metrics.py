@@ -116,8 +116,8 @@ class Metrics:
         may come back to an earlier run, and a status may be wiped: what this process has counted of a run it counts no more.
         """
         stored = {each.name: each for each in before.targets} if before else {}
-        for was in stored.values():
-            self._counted.see(was)
+        for known in stored.values():
+            self._counted.see(known)
         for target in after.targets:
             more = self._counted.see(target)
             for outcome in OUTCOMES:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -62,12 +64,12 @@ def _padded(kind: type[Record]) -> bytes:
 
 _START = b'{"schemaVersion":1,"'
 
-SHAPES = {
+SHAPES: dict[str, Callable[[type[Record]], bytes]] = {
     "unknown keys": lambda kind: _keys(kind, None),
     "unknown keys within the bound": lambda kind: _keys(kind, kind.MAX_ITEMS - 8),
     "the same beside a long text": _padded,
     **{
-        f"wrong values of {field.decode()}": (lambda kind, field=field: _nested(kind, field))
+        f"wrong values of {field.decode()}": partial(_nested, field=field)
         for field in (b"method", b"versions", b"outcomes", b"device")
     },
     "objects": lambda kind: _fill(kind, b"{}", start=_START + b'x":[', end=b"]}"),
