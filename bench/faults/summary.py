@@ -90,6 +90,8 @@ class Summary:
             f"{len(ended)} of {len(drills)} drills were played, {sum(each.ok for each in ended)} ended as expected, on",
             f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}.",
             "",
+            "The last column tells when a drill ended, and of which commit the product was (+: and changes not committed yet).",
+            "",
             "| drill | fault | when | expected end | | seen | s | ended, commit |",
             "|---|---|---|---|---|---|---|---|",
         ]
