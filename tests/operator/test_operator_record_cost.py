@@ -12,7 +12,7 @@ import pytest
 
 from tuner_job.api.messages import DiscoveryRecord, PlanRecord, Record, ResultRecord, VerdictRecord
 
-MOST_MIB = 150
+MOST_MIB = 170
 
 READ = """
 import json, sys
