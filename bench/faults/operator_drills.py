@@ -269,6 +269,8 @@ def second_operator(world: World) -> Iterator[None]:
     try:
         yield
     finally:
+        plane.kubectl("scale", f"deployment/{SECOND}", "--namespace", SECOND, "--replicas=0")  # it must not outlive its rights
+        plane.kubectl("wait", "pods", "--all", "--for=delete", "--namespace", SECOND, "--timeout=90s")
         cluster.helm("uninstall", SECOND, "--namespace", SECOND, "--wait", "--timeout=120s")
         plane.kubectl("delete", "namespace", SECOND, "--wait=false")
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rig.kube.binaries import built
 from rig.kube.control_plane import ControlPlane, Object, new_control_plane
 from rig.kube.images import SOURCE, Image, image
-from rig.kube.machine import call
+from rig.kube.machine import CommandFailed, call
 from rig.kube.node import Node, start_node
 from rig.kube.object_store import BUCKET, MachineS3
 from rig.kube.prometheus import Prometheus, start_prometheus
@@ -108,7 +108,11 @@ class Cluster:
         plain = container_id.removeprefix("containerd://")
         running = {words[0]: words[2] for words in map(str.split, self.node.ctr("tasks", "list").splitlines()) if len(words) == 3}
         if running.get(plain) == "RUNNING":
-            self.node.ctr("tasks", "kill", "--signal=SIGKILL", plain)
+            try:
+                self.node.ctr("tasks", "kill", "--signal=SIGKILL", plain)
+            except CommandFailed as error:  # it ended in between
+                if "not found" not in str(error):
+                    raise
 
     def operator_log(self, *, previous: bool = False) -> str:
         arguments = ["--previous"] if previous else []
