@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
+from importlib.util import find_spec
 from pathlib import Path
 
 from rig.kube.cluster import RUNTIME, Cluster, Tenant
@@ -27,8 +27,11 @@ SWITCHES = (
 
 def upload_magika(cluster: Cluster, tenant: Tenant) -> str:
     """URI of magika's network (3 MB), as it lies in its Python package."""
-    with as_file(files("magika") / "models" / "standard_v3_3" / "model.onnx") as path:
-        return upload(cluster, tenant, path, "magika.onnx")
+    package = find_spec("magika")  # found, not imported, as the product does
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0]) / "models" / "standard_v3_3" / "model.onnx"
+    return upload(cluster, tenant, path, "magika.onnx")
 
 
 def upload_tiny(cluster: Cluster, tenant: Tenant, folder: Path) -> str:
