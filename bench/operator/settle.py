@@ -308,7 +308,11 @@ def page(figures: Figures) -> str:
         ("processor time of the operator until then", f"{figures.cpu_seconds:.1f} s", ""),
         ("peak resident memory (VmHWM) until then", f"**{mib(figures.peak_bytes)}**", memory_limit),
         (f"peak resident memory after {later}", f"**{mib(figures.peak_bytes_later)}**", memory_limit),
-        ("writes until then, less the Lease's", count(figures.writes_while_settling), "the store's and the runtime's first status"),
+        (
+            "writes until then, less the Lease's",
+            count(figures.writes_while_settling),
+            "the store's and the runtime's first status",
+        ),
         (f"writes in {later}, less the Lease's", f"**{count(figures.writes_while_quiet)}**", "none"),
         ("resyncs in that time", str(figures.resyncs_while_quiet), ""),
     )
