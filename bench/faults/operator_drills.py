@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from faults_gate import Gate, Hold
 from rig.kube.cluster import CREDENTIALS, NAMESPACE, RELEASE, SIGNING
@@ -175,14 +176,7 @@ def pointer_of_a_dead_operator(world: World) -> Notes:
     """
     run = world.job("late-pointer", knobs=2)
     process = world.operator_process()
-    first = True
-
-    def only_first() -> bool:
-        nonlocal first
-        was, first = first, False
-        return was
-
-    with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first, drops_the_dead=False) as hold:
+    with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first(), drops_the_dead=False) as hold:
         run.start()
         hold.wait()
         world.signal(process, "KILL")
@@ -191,6 +185,12 @@ def pointer_of_a_dead_operator(world: World) -> Notes:
         hold.let_go()
     check_run(run)
     return [*run.notes, _generation(run)]
+
+
+def only_first() -> Callable[[], bool]:
+    """Yes to the first request that asks, no to all others."""
+    answers = chain([True], repeat(False))
+    return lambda: next(answers)
 
 
 def _generation(run: Run) -> str:
@@ -285,14 +285,7 @@ def leader_frozen(world: World) -> Notes:
     cluster.install({"replicas": 2})
     try:
         run = world.job("frozen", knobs=2)
-        first = True
-
-        def only_first() -> bool:
-            nonlocal first
-            was, first = first, False
-            return was
-
-        with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first, drops_the_dead=False) as hold:
+        with world.s3.hold(rf"^PUT .*/{run.namespace}/pointers/", when=only_first(), drops_the_dead=False) as hold:
             run.start()
             hold.wait()
             leader = _leader(world)

@@ -37,6 +37,11 @@ class SchemaMismatch(InputError):
     reason = "SchemaMismatch"
 
 
+def items_of(data: bytes) -> int:
+    """What is counted against `Record.MAX_ITEMS`: an object costs its reader more than what it holds."""
+    return max(data.count(b","), 4 * data.count(b"{"))
+
+
 class Record(Model):
     """A message in the store. `schema_version` is checked before anything else."""
 
@@ -56,7 +61,7 @@ class Record(Model):
         """Validate bytes read at `key`. Raises SchemaMismatch, or InputError naming the key and the first wrong field."""
         if len(data) > cls.MAX_BYTES:
             raise InputError(f"{key}: {len(data)} bytes; a {cls.__name__} has at most {cls.MAX_BYTES}", reason="PoisonedRecord")
-        if (items := max(data.count(b","), 4 * data.count(b"{"))) > cls.MAX_ITEMS:  # an object costs more than what it holds
+        if (items := items_of(data)) > cls.MAX_ITEMS:
             raise InputError(f"{key}: {items} items; a {cls.__name__} has at most {cls.MAX_ITEMS}", reason="PoisonedRecord")
         try:
             # Validated as Python's values, which errors share: of JSON each missing field would hold a copy of all beside it.

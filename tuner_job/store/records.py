@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from tuner_job.api.base import InputError, digest_of
-from tuner_job.api.messages import Record
+from tuner_job.api.messages import Record, items_of
 from tuner_job.store.objects import ObjectStore
 
 R = TypeVar("R", bound=Record)
@@ -63,6 +63,6 @@ def _bytes(key: str, record: Record) -> bytes:
     if len(data) > record.MAX_BYTES:
         # written, it would be refused by every reader
         raise InputError(f"{key}: {len(data)} bytes; a {type(record).__name__} has at most {record.MAX_BYTES}")
-    if (items := max(data.count(b","), 4 * data.count(b"{"))) > record.MAX_ITEMS:
+    if (items := items_of(data)) > record.MAX_ITEMS:
         raise InputError(f"{key}: {items} items; a {type(record).__name__} has at most {record.MAX_ITEMS}")
     return data

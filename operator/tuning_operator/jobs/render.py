@@ -13,6 +13,7 @@ from tuner_job.api.conditions import Reason
 from tuner_job.api.resource import API_VERSION
 from tuner_job.api.tuningjob import Target, TuningJob
 from tuner_job.campaign.exits import WorkerExit
+from tuner_job.store.connect import STORE_OPTIONS
 from tuning_operator.actions import CreateJob
 from tuning_operator.config import OperatorConfig
 from tuning_operator.jobs import names, template
@@ -28,7 +29,6 @@ USER = 65532
 
 SCRATCH = "/scratch"
 END_MESSAGE = "/dev/termination-log"
-STORE_OPTIONS = "TRTFLEET_STORE_OPTIONS"
 
 _TMP_SIZE = "1Gi"
 """For libraries that write to /tmp whatever TMPDIR says."""
