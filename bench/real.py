@@ -29,8 +29,9 @@ from bench.series import stopping, summarise, trtexec_claim
 from tuner_job.api.base import InputError, Model, TrtfleetError
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.effective import inputs_digest
+from tuner_job.api.inputs import RunInputs
 from tuner_job.api.measurement import BASELINE, Device, Digest
-from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PilotBuild, PlanRecord, RunInputs, RunRecord, VerdictRecord
+from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PilotBuild, PlanRecord, RunRecord, VerdictRecord
 from tuner_job.campaign.discover import discover
 from tuner_job.campaign.final import Final
 from tuner_job.campaign.rounds import Fold

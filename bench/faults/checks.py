@@ -9,7 +9,8 @@ from rig.kube.cluster import NAME, onnxruntime_version
 
 from bench.faults.world import Run
 from tuner_job.api.base import TrtfleetError
-from tuner_job.api.messages import DISCOVER, FINAL, Owner, ResultRecord
+from tuner_job.api.inputs import Owner
+from tuner_job.api.messages import DISCOVER, FINAL, ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.store.keys import TrustRoot
 from tuner_job.store.pointers import PointerName

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from tuner_job.api.inputs import RunInputs
 from tuner_job.api.measurement import Device
-from tuner_job.api.messages import BeatRecord, RunInputs, RunRecord
+from tuner_job.api.messages import BeatRecord, RunRecord
 from tuner_job.api.tuningjob import TuningJob
 from tuner_job.api.tuningjob_status import Incumbent, PublishedEngine
 

@@ -10,7 +10,7 @@ from api_resources import GONE, changed, full, minimal
 from tuner_job.api.base import InputError
 from tuner_job.api.documents import parse_resource
 from tuner_job.api.effective import cluster_fields, inputs_digest, run_id, run_inputs
-from tuner_job.api.messages import Owner, RunInputs
+from tuner_job.api.inputs import Owner, RunInputs
 from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import TuningJob
 
@@ -142,7 +142,7 @@ def test_the_full_job_is_mapped_to_numbers_and_plain_digests() -> None:
         1e-2,
         0.05,
     )
-    assert (found.variants[0].digest, found.plugins) == ("1" * 64, ("3" * 64,))
+    assert (found.variants[0].digest, [one.digest for one in found.plugins]) == ("1" * 64, ["3" * 64])
     assert found.runtime.image_digest == "sha256:" + "7" * 64
     assert found.hardware == {"product": "NVIDIA-L40S", "count": "1", "label/topology.kubernetes.io/zone": "a"}
     assert (found.measure.session_seconds, found.measure.warmup_limit_seconds, found.measure.cuda_graph) == (0.5, 10.0, True)

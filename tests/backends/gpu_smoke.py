@@ -137,7 +137,7 @@ class Smoke:
                 "median_us": float(np.median(samples) * 1e6),
                 "p99_us": float(np.quantile(samples, 0.99) * 1e6),
                 "sd_log": float(np.log(samples).std()),
-                "throttled": timer.throttled(),
+                "throttled": timer.aside().throttled,
             }
             again = engine.run(self.inputs)
             if any(not np.allclose(again[key], outputs[key], atol=1e-2) for key in outputs):

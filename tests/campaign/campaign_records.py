@@ -9,20 +9,9 @@ import numpy as np
 
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.effective import inputs_digest, run_id
+from tuner_job.api.inputs import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import Candidate, Device, EngineFile, Losses, OutputLoss, Timing
-from tuner_job.api.messages import (
-    AccuracyInput,
-    DiscoveryRecord,
-    Owner,
-    PilotBuild,
-    PlannedTrial,
-    ResultRecord,
-    RunInputs,
-    RunRecord,
-    RuntimeIdentity,
-    SearchInput,
-    VariantInput,
-)
+from tuner_job.api.messages import DiscoveryRecord, PilotBuild, PlannedTrial, ResultRecord, RunRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.measure.samples import session
 

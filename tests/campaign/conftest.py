@@ -9,7 +9,7 @@ import pytest
 from rig.tiny import write_tiny_model
 
 from tuner_job.api.child import MeasureSettings
-from tuner_job.api.messages import AccuracyInput, RunInputs, RuntimeIdentity, SearchInput, VariantInput
+from tuner_job.api.inputs import AccuracyInput, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.model.digest import digest
 
 

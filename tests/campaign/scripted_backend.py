@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner_job.api.measurement import Device
+from tuner_job.measure.sampling import Aside
 
 HERE = Path(__file__).parent
 FACTS = "facts.json"
@@ -71,8 +72,8 @@ class ScriptedTimer:
         time.sleep(0.001 * count)
         return self._seconds * np.exp(self._rng.normal(0, 0.01, count))
 
-    def throttled(self) -> bool:
-        return False
+    def aside(self) -> Aside:
+        return Aside()
 
 
 class ScriptedEngine:
@@ -103,6 +104,18 @@ class ScriptedBackend:
         (HERE / f"environment-{os.getpid()}").write_text(json.dumps(dict(os.environ)))
         self._facts = json.loads((HERE / FACTS).read_text())
 
+    def state(self) -> None:
+        return None
+
+    def load_plugins(self, paths) -> None:
+        assert not paths
+
+    def settings(self):
+        return ()
+
+    def notes(self):
+        return ()
+
     def identify(self) -> Device:
         return Device(type="CPU", product=self._facts["product"])
 
@@ -112,7 +125,8 @@ class ScriptedBackend:
     def knob_list(self) -> str:
         return json.dumps(KNOBS)
 
-    def build(self, model, cases, candidate, engine: Path) -> str:
+    def build(self, order) -> str:
+        candidate, engine = order.candidate, order.engine
         act(candidate.route)
         engine.write_text(f"engine of {candidate.route}")
         return ""

@@ -11,8 +11,8 @@ from campaign_records import run_record
 
 from tuner_job.api.base import InputError
 from tuner_job.api.child import ShapeCase
+from tuner_job.api.inputs import PluginInput, RuntimeIdentity, VariantInput
 from tuner_job.api.measurement import Device
-from tuner_job.api.messages import RuntimeIdentity, VariantInput
 from tuner_job.campaign.discover import _inspected, discover, require_hardware, require_runtime
 
 L40S = Device(type="GPU", product="NVIDIA L40S")
@@ -50,7 +50,10 @@ def test_other_hardware_is_refused_by_name(asked: dict[str, str], device: Device
 
 def test_what_the_backend_does_not_offer_is_refused_not_ignored() -> None:
     for inputs, names in (
-        (run_record().inputs.model_copy(update={"plugins": ("0" * 64,)}), "load none yet"),
+        (
+            run_record().inputs.model_copy(update={"plugins": (PluginInput(uri="file:///p.so", digest="0" * 64),)}),
+            "load none yet",
+        ),
         (run_record(settings={"optimizationLevel": ("3", "5")}).inputs, "optimizationLevel"),
     ):
         with pytest.raises(InputError, match=names):

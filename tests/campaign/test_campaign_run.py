@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner_job.api.messages import Owner, RunInputs, RunRecord, VerdictRecord
+from tuner_job.api.inputs import Owner, RunInputs
+from tuner_job.api.messages import RunRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.local import LocalExecutor, RunBusy
 from tuner_job.campaign.progress import progress

@@ -20,22 +20,17 @@ from rig.tiny import write_tiny_model
 
 from tuner_job.api.base import InputError
 from tuner_job.api.child import MeasureSettings
+from tuner_job.api.inputs import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.messages import (
-    AccuracyInput,
     BeatRecord,
     BeatState,
     EndRecord,
     LedgerRecord,
-    Owner,
     PlanRecord,
     PreviousEnd,
     ResultRecord,
-    RunInputs,
     RunRecord,
-    RuntimeIdentity,
-    SearchInput,
     TryRecord,
-    VariantInput,
 )
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.exits import WorkerExit

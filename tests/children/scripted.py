@@ -22,6 +22,7 @@ from tuner_job.api.child import REPORT_FILE
 from tuner_job.api.measurement import Device
 from tuner_job.backends.child import leave, main
 from tuner_job.backends.protocol import BadModel, BuildRefused, Unsupported
+from tuner_job.measure.sampling import Aside
 
 MiB = 1 << 20
 FAR_AWAY = 600
@@ -265,8 +266,8 @@ class ScriptedTimer:
         act(self._settings, "sample")
         return np.full(count, 0.05 / count)
 
-    def throttled(self) -> bool:
-        return False
+    def aside(self) -> Aside:
+        return Aside()
 
 
 class ScriptedEngine:
@@ -303,6 +304,18 @@ class ScriptedBackend:
         if os.environ.get("SCRIPTED_START"):
             ACTIONS[os.environ["SCRIPTED_START"]]()
 
+    def state(self) -> None:
+        return None
+
+    def load_plugins(self, paths) -> None:
+        assert not paths
+
+    def settings(self):
+        return ()
+
+    def notes(self):
+        return ()
+
     def identify(self) -> Device:
         return Device(type="CPU", product="Scripted")
 
@@ -312,7 +325,8 @@ class ScriptedBackend:
     def knob_list(self) -> str:
         return "{}"
 
-    def build(self, model, cases, candidate, engine: Path) -> str:
+    def build(self, order) -> str:
+        candidate, engine = order.candidate, order.engine
         act(candidate.settings, "build")
         engine.write_text("" if candidate.settings.get("build") == "emptyEngine" else json.dumps(candidate.settings))
         return "f" * 8

@@ -7,7 +7,7 @@ import pytest
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.measurement import MOST_SAMPLES
 from tuner_job.measure.samples import Floats, InvalidTiming, unpack
-from tuner_job.measure.sampling import measure, warm_up
+from tuner_job.measure.sampling import Aside, measure, warm_up
 
 
 class FakeDevice:
@@ -47,9 +47,10 @@ class FakeTimer:
         self.device.log.append(self.name)
         return np.array(values)
 
-    def throttled(self) -> bool:
+    def aside(self) -> Aside:
         self.polls += 1
-        return self.polls % 2 == 0 and self.hot(self.polls // 2)
+        hot = self.polls % 2 == 0 and self.hot(self.polls // 2)
+        return Aside(throttled=hot, power_capped=not hot, host_median=0.002)
 
 
 SETTINGS = MeasureSettings(
@@ -133,6 +134,8 @@ def test_throttled_sessions_are_kept_flagged_and_taken_again() -> None:
     device = FakeDevice()
     timings = measure({"cool": FakeTimer(device), "hot": FakeTimer(device, hot=lambda k: k in (1, 3))}, SETTINGS, 0, device.clock)
     assert [one.throttled for one in timings["hot"].sessions] == [True, False, True, False, False, False]
+    assert [one.power_capped for one in timings["hot"].sessions] == [False, True, False, True, True, True]
+    assert {one.host_median for one in timings["hot"].sessions} == {0.002}
     assert len(timings["cool"].sessions) == 4
 
 

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from tuner_job.api.effective import inputs_digest, run_id, run_inputs
+from tuner_job.api.inputs import Owner
 from tuner_job.api.measurement import Device
-from tuner_job.api.messages import Owner, RunRecord
+from tuner_job.api.messages import RunRecord
 from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import TuningJob
 from tuning_operator.actions import CreateJob

@@ -10,8 +10,9 @@ from typing import Any, cast
 from tuner_job.api.conditions import ConditionType
 from tuner_job.api.documents import parse_resource
 from tuner_job.api.effective import inputs_digest, run_id, run_inputs
+from tuner_job.api.inputs import Owner, RunInputs
 from tuner_job.api.measurement import Device
-from tuner_job.api.messages import BeatRecord, BeatState, Owner, RunInputs, RunRecord
+from tuner_job.api.messages import BeatRecord, BeatState, RunRecord
 from tuner_job.api.runtime import TunerRuntime
 from tuner_job.api.tuningjob import TuningJob
 from tuner_job.api.tuningjob_status import Incumbent, PublishedEngine, TargetStatus, TuningJobStatus

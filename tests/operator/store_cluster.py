@@ -18,21 +18,16 @@ from rig.faulty import FaultyStore
 
 from tuner_job.api.base import digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.inputs import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import BASELINE, Candidate, Device, EngineFile, Losses, OutputLoss, Session, Timing
 from tuner_job.api.messages import (
-    AccuracyInput,
     BeatRecord,
     DiscoveryRecord,
     FinalBuild,
-    Owner,
     PilotBuild,
     PlannedTrial,
     PlanRecord,
-    RunInputs,
     RunRecord,
-    RuntimeIdentity,
-    SearchInput,
-    VariantInput,
     VerdictRecord,
     trial_id,
 )

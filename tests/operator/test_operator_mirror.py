@@ -22,13 +22,7 @@ from store_cluster import (
 )
 
 from tuner_job.api.measurement import Candidate
-from tuner_job.api.messages import (
-    PlannedTrial,
-    PlanRecord,
-    ResultRecord,
-    RunRecord,
-    StopRecord,
-)
+from tuner_job.api.messages import PlannedTrial, PlanRecord, ResultRecord, RunRecord, StopRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.store import layout
 from tuner_job.store.objects import Info, ObjectStore, StoreUnavailable

@@ -20,7 +20,7 @@ from rig.s3 import Address, S3Server
 from rig.tiny import write_tiny_model
 from rig.waiting import wait_for
 
-from tuner_job.api.messages import Owner
+from tuner_job.api.inputs import Owner
 from tuner_job.campaign.reader import RunReader
 from tuner_job.store import pointers
 from tuner_job.store.keys import Signer

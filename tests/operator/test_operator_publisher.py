@@ -8,7 +8,8 @@ import pytest
 from store_cluster import OWNER, CountingStore, begun, counting_store, engine_of, finish
 
 from tuner_job.api.base import digest_of
-from tuner_job.api.messages import Owner, RunRecord
+from tuner_job.api.inputs import Owner
+from tuner_job.api.messages import RunRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.keys import Signer, TrustRoot
 from tuner_job.store.objects import ObjectStore, StoreReadOnly, StoreUnavailable

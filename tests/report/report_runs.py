@@ -9,26 +9,21 @@ import numpy as np
 
 from tuner_job.api.base import digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.inputs import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import BASELINE, Candidate, Device, EngineFile, Losses, OutputLoss, Session, Timing
 from tuner_job.api.messages import (
-    AccuracyInput,
     Control,
     DiscoveryRecord,
     FinalBuild,
     Folded,
     Interval,
-    Owner,
     PilotBuild,
     PlannedTrial,
     PlanRecord,
     Record,
     ResultRecord,
-    RunInputs,
     RunRecord,
-    RuntimeIdentity,
     SealRecord,
-    SearchInput,
-    VariantInput,
     VerdictRecord,
     trial_id,
 )

@@ -15,21 +15,9 @@ import numpy as np
 from tuner_job.api.base import digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.effective import run_id
+from tuner_job.api.inputs import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import Candidate, Device, EngineFile, Losses, OutputLoss, Session, Timing
-from tuner_job.api.messages import (
-    AccuracyInput,
-    DiscoveryRecord,
-    FinalBuild,
-    Owner,
-    PilotBuild,
-    PlanRecord,
-    RunInputs,
-    RunRecord,
-    RuntimeIdentity,
-    SearchInput,
-    VariantInput,
-    VerdictRecord,
-)
+from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PilotBuild, PlanRecord, RunRecord, VerdictRecord
 from tuner_job.measure.decision import Decision, decide
 from tuner_job.store import layout
 from tuner_job.store.blobs import put_blob

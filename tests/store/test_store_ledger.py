@@ -10,8 +10,9 @@ import pytest
 
 from tuner_job.api.base import InputError
 from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.inputs import AccuracyInput, PluginInput, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import Candidate, Device
-from tuner_job.api.messages import AccuracyInput, ResultRecord, RunInputs, RuntimeIdentity, SearchInput, VariantInput
+from tuner_job.api.messages import ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.store import layout
 from tuner_job.store.ledger import Ledger, identity
@@ -121,7 +122,7 @@ def inputs(**changes: Any) -> RunInputs:
         lambda: identity(inputs(runtime=RuntimeIdentity(family="ONNXRuntime", version="1.24.0")), **FACTS),
         lambda: identity(inputs(runtime=RuntimeIdentity(family="ONNXRuntime", version="1.23.0", image_digest="x")), **FACTS),
         lambda: identity(inputs(measure=MeasureSettings(streams=2)), **FACTS),
-        lambda: identity(inputs(plugins=("4" * 64,)), **FACTS),
+        lambda: identity(inputs(plugins=(PluginInput(uri="file:///p.so", digest="4" * 64),)), **FACTS),
         lambda: identity(inputs(accuracy=INPUTS.accuracy.model_copy(update={"atol": 1e-3})), **FACTS),
         lambda: identity(inputs(accuracy=INPUTS.accuracy.model_copy(update={"outputs": ("y",)})), **FACTS),
         lambda: identity(INPUTS, **{**FACTS, "variants": (VariantInput(uri="file:///m.onnx", digest="9" * 64),)}),

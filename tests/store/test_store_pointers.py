@@ -4,7 +4,8 @@ import pytest
 from store_publish_helpers import NAME, OWNER, finished, fresh_store, write
 
 from tuner_job.api.base import InputError
-from tuner_job.api.messages import Owner, PointerRecord
+from tuner_job.api.inputs import Owner
+from tuner_job.api.messages import PointerRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.attest import VerificationFailed
 from tuner_job.store.keys import Signer

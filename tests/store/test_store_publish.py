@@ -6,8 +6,9 @@ import pytest
 from store_publish_helpers import DEVICE, NAME, OWNER, Finished, finished, fresh_store, write
 
 from tuner_job.api.base import TrtfleetError, digest_of
+from tuner_job.api.inputs import Owner
 from tuner_job.api.measurement import EngineFile
-from tuner_job.api.messages import ManifestRecord, Owner
+from tuner_job.api.messages import ManifestRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.attest import VerificationFailed
 from tuner_job.store.keys import Signer, TrustRoot

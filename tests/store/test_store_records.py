@@ -13,7 +13,8 @@ from rig.faulty import FaultyStore, answering
 
 from tuner_job.api.base import InputError
 from tuner_job.api.effective import run_id
-from tuner_job.api.messages import Owner, PlanRecord, Record, SchemaMismatch, SealRecord, StopRecord, VerdictRecord
+from tuner_job.api.inputs import Owner
+from tuner_job.api.messages import PlanRecord, Record, SchemaMismatch, SealRecord, StopRecord, VerdictRecord
 from tuner_job.store import layout
 from tuner_job.store.blobs import get_blob, get_blob_file, put_blob, put_blob_file
 from tuner_job.store.objects import ObjectStore, StoreCorrupt, StoreNotConditional, StoreUnavailable, check_key

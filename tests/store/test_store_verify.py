@@ -13,7 +13,7 @@ import pytest
 from store_publish_helpers import DEVICE, NAME, OWNER, finished, fresh_store, write
 
 from tuner_job.api.base import InputError, digest_of
-from tuner_job.api.messages import Owner, RuntimeIdentity
+from tuner_job.api.inputs import Owner, RuntimeIdentity
 from tuner_job.store import layout, pointers
 from tuner_job.store.attest import VerificationFailed, attest, pae, statements
 from tuner_job.store.keys import Signer, TrustRoot

@@ -14,11 +14,25 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tuner_job.api.base import Model
-from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Metric, Seconds, Timing
+from tuner_job.api.layers import LayerProfile
+from tuner_job.api.measurement import (
+    BuilderSetting,
+    Candidate,
+    Device,
+    DeviceState,
+    Digest,
+    EngineFile,
+    Losses,
+    Metric,
+    Seconds,
+    Timing,
+)
 from tuner_job.api.tensors import TensorSpec
 
 REQUEST_FILE = "request.json"
 REPORT_FILE = "report.json"
+ENGINE_FILE = "engine"
+TIMING_CACHE_FILE = "timing-cache"
 PHASE_FD = 3
 MAX_REPORT_BYTES = 64 << 20
 """A larger report is not read."""
@@ -66,6 +80,8 @@ class MeasureSettings(Model):
     """Shortest warm-up; it goes on until windows agree."""
     warmup_limit_seconds: Annotated[float, Field(gt=0)] = 5.0
     """Longest warm-up."""
+    allow_shared: bool = False
+    """Measure also while other processes use the GPU."""
 
 
 class Limits(Model):
@@ -96,14 +112,18 @@ class ChildRequest(Model):
     """One thing for a child to do.
 
     operation  what it does                                                                          report fields
-    describe   device identity and knob list                                                         device, knobs, versions
+    describe   device identity, knob list, builder settings                                          device, knobs, versions, …
     reference  run the unoptimised model on seeded inputs, write the references folder to `output`    losses.samples in `detail`
     trial      build → load → check → measure of `candidate`; engine to `<output>/engine`             engine, losses, timing
     build      as trial without measure                                                              engine, losses
+    compile    build alone: the engine is neither loaded nor checked                                  engine
     time       load every file of `engines` and time random interleaved sessions                      timings
+    inspect    load every file of `engines`: its layers, and the time that each takes                 layers
+
+    Every report of a child on a GPU has the device's `state`. Builds write `<output>/timing-cache` where the backend has one.
     """
 
-    operation: Literal["describe", "reference", "trial", "build", "time"]
+    operation: Literal["describe", "reference", "trial", "build", "compile", "time", "inspect"]
     backend: str
     """Name of the backend: `onnxruntime`, `tensorrt`, or an entry point of group `trtfleet.backends`."""
     device: Literal["CPU", "GPU"] = "CPU"
@@ -127,19 +147,27 @@ class ChildRequest(Model):
     """Outputs to check; empty means all."""
     measure: MeasureSettings = MeasureSettings()
     engines: dict[str, str] = Field(default_factory=dict)
-    """Name → engine file, for `time`."""
+    """Name → engine file, for `time` and `inspect`."""
+    timing_cache: str = ""
+    """File with the builder's timing cache to start from; empty: none."""
+    plugins: tuple[str, ...] = ()
+    """Paths of plugin libraries, loaded before anything else."""
     seed: int = 0
     output: str
     """Folder that receives files. The caller names where it wants them; the child sees a folder inside its scratch folder, which
     the supervisor moves to that place once the report is good. Empty: nothing is kept."""
 
 
+Failure = Literal["refused", "unsupported", "invalidInput", "outOfMemory", "failed", "busy"]
+
+
 class ChildReport(Model):
     """What a child did. Only the supervisor turns it into an outcome."""
 
-    status: Literal["ok", "refused", "unsupported", "invalidInput", "outOfMemory", "failed"]
+    status: Literal["ok", Failure]
     """`refused`: the builder returned nothing or said no; `invalidInput`: no candidate could work (bad model, shapes,
-    references, backend); `failed`: an exception that the library raised while loading or running."""
+    references, backend); `failed`: an exception that the library raised while loading or running; `busy`: other processes use the
+    device."""
     phase: Phase = Phase.START
     """The phase that ended it, when not ok."""
     reason: str = ""
@@ -150,10 +178,18 @@ class ChildReport(Model):
     """The knob list as JSON text in TensorRT's `all_build_routes` form."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Library name → version, for the identity."""
+    settings: tuple[BuilderSetting, ...] = ()
+    """Builder settings that can be searched."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of this library on this device, a line each."""
+    state: DeviceState | None = None
+    """The device before this child touched it."""
     engine: EngineFile | None = None
     losses: Losses | None = None
     timing: tuple[Timing, ...] = ()
     """One per shape case, in the request's order."""
     timings: dict[str, tuple[Timing, ...]] = Field(default_factory=dict)
     """The same for every engine of `time`."""
+    layers: dict[str, LayerProfile] = Field(default_factory=dict)
+    """Of every engine of `inspect`."""
     detail: dict[str, str] = Field(default_factory=dict)

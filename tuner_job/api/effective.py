@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.child import MeasureSettings, ShapeCase
+from tuner_job.api.inputs import AccuracyInput, Owner, PluginInput, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import MOST_SAMPLES
-from tuner_job.api.messages import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.runtime import TunerRuntime
 from tuner_job.api.tuningjob import Target, TuningJob
 from tuner_job.api.tuningjob_model import ModelSource, Shape
@@ -65,7 +65,9 @@ def run_inputs(job: TuningJob, target_name: str, runtime: TunerRuntime) -> RunIn
         ),
         accuracy=_accuracy(job.name, spec.accuracy or Accuracy(source="Generated")),
         search=_search(target.search or spec.search or Search(strategy="Adaptive"), spec.budget or Budget(), family),
-        plugins=tuple(sorted(_hex(plugin.digest) for plugin in spec.model.plugins)),
+        plugins=tuple(
+            PluginInput(uri=each.uri, digest=_hex(each.digest)) for each in sorted(spec.model.plugins, key=lambda one: one.digest)
+        ),
         hardware=_hardware(target),
     )
 
@@ -92,7 +94,7 @@ def inputs_digest(inputs: RunInputs) -> str:
     out too, so that a field added later, whose default means what was done before, makes nobody tune again.
     """
     plain = inputs.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    for source in (*plain["variants"], plain["accuracy"]):
+    for source in (*plain["variants"], plain["accuracy"], *plain.get("plugins", ())):
         if "digest" in source:
             source.pop("uri", None)
     plain["search"].pop("roundDeadlineSeconds", None)

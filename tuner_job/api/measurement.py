@@ -66,6 +66,64 @@ class Device(Model):
         return digest_of(self.to_json())[:12]
 
 
+class GpuProcess(Model):
+    """Another process that holds memory of the GPU."""
+
+    pid: int
+    """As the driver numbers it: in a container that may be the host's number."""
+    memory_bytes: int | None = None
+
+
+class DeviceState(Model):
+    """A GPU as NVML saw it before this process touched it. None: the device or driver does not say."""
+
+    uuid: str = ""
+    vbios: str = ""
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None
+    ecc: bool | None = None
+    persistence: bool | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    """NVML's names in lower camel case: `swPowerCap`, `hwSlowdown`, `swThermalSlowdown`, …"""
+    utilization_percent: int | None = None
+    """Share of the last sample period in which a kernel ran."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    processes: Annotated[tuple[GpuProcess, ...], FailFast()] = Field(default=(), max_length=1024)
+    """Those that hold a context on it."""
+
+
+class BuilderSetting(Model):
+    """A builder setting other than a knob, as a backend offers it."""
+
+    name: str
+    """As `spec.search.builder.settings` names it: `optimizationLevel`."""
+    values: tuple[str, ...] = ()
+    """All that it allows; empty for a whole number from `low` to `high`."""
+    low: int = 0
+    high: int = 0
+    default: str = ""
+    """What leaving it away means, for people."""
+    help: str = ""
+
+    def accepts(self, value: str) -> bool:
+        """Whether the value may be set."""
+        if self.values:
+            return value in self.values
+        return value.isascii() and value.removeprefix("-").isdigit() and len(value) < 20 and self.low <= int(value) <= self.high
+
+    @property
+    def allowed(self) -> str:
+        """What `accepts` accepts, for people."""
+        return ", ".join(self.values) if self.values else f"a whole number from {self.low} to {self.high}"
+
+
 class Session(Model):
     """One uninterrupted series of timed inferences."""
 
@@ -82,6 +140,10 @@ class Session(Model):
     seconds (measure.samples packs and unpacks)."""
     throttled: bool = False
     """The device reported thermal or hardware slowdown meanwhile: never used in a decision."""
+    power_capped: bool = False
+    """The device ran at its software power cap meanwhile: normal on some cards, so recorded and used."""
+    host_median: Annotated[float, Field(gt=0)] | None = None
+    """Median host wall time in seconds from launch to completion, where `clock` is the device's."""
 
 
 class Timing(Model):

@@ -14,8 +14,20 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import from_json
 
 from tuner_job.api.base import InputError, Model, first_problem
-from tuner_job.api.child import MeasureSettings, ShapeCase
-from tuner_job.api.measurement import Candidate, Device, Digest, EngineFile, Losses, Seconds, Session, Timing
+from tuner_job.api.child import ShapeCase
+from tuner_job.api.inputs import Owner, RunInputs, RuntimeIdentity, VariantInput
+from tuner_job.api.measurement import (
+    BuilderSetting,
+    Candidate,
+    Device,
+    DeviceState,
+    Digest,
+    EngineFile,
+    Losses,
+    Seconds,
+    Session,
+    Timing,
+)
 from tuner_job.api.outcome import Outcome
 
 MANY_ITEMS = 240_000
@@ -87,102 +99,6 @@ class _Header(BaseModel):
     schema_version: int
 
 
-class Owner(Model):
-    """The TuningJob that a run belongs to. A recreated job of the same name is the same owner."""
-
-    cluster: str = "local"
-    namespace: str = "default"
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.cluster}/{self.namespace}/{self.name}"
-
-
-class RuntimeIdentity(Model):
-    """The engine family and version that the workers must be."""
-
-    family: Literal["TensorRT", "ONNXRuntime"]
-    version: str
-    image_digest: str = ""
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend entry point."""
-        return self.family.lower()
-
-
-class VariantInput(Model):
-    """One model variant, frozen."""
-
-    name: str = "default"
-    uri: str
-    digest: Digest | None = None
-    """SHA-256 over the ONNX file and its external data (model.digest)."""
-
-
-class AccuracyInput(Model):
-    """Where references come from and what is judged."""
-
-    source: Literal["References", "Generated"]
-    uri: str = ""
-    digest: Digest | None = None
-    """Of the user's references, if the job names it."""
-    samples: int = 8
-    """Samples to generate per shape case."""
-    metric: Literal["l0", "l1", "l2", "lInf", "cosine"] = "l0"
-    atol: float = 1e-5
-    rtol: float = 1e-5
-    threshold: float
-    """The final gate: a loss at or over it fails."""
-    screening_threshold: float
-    """The gate during explore; never tighter than `threshold`."""
-    outputs: tuple[str, ...] = ()
-
-
-class SearchInput(Model):
-    """What to try, and how much."""
-
-    strategy: str = "Adaptive"
-    """Adaptive, OneAtATime, Mixed, Full, Expression, or the name of an entry point of group `trtfleet.strategies`."""
-    expression: str = ""
-    options: dict[str, str] = Field(default_factory=dict)
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    settings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Builder settings to search: name → values."""
-    start_with: tuple[str, ...] = ()
-    """Routes that are tried before any other."""
-    warm_start: Literal["Ledger", "None"] = "Ledger"
-    max_trials: int = 100
-    device_seconds: float = 0.0
-    """Budget over all workers of the run; 0 means none. The final's share is reserved from it."""
-    deadline_seconds: float = 0.0
-    trial_seconds: float = 900.0
-    round_deadline_seconds: float = 0.0
-    """A round is sealed so long after a worker first saw its plan; 0 means 4 × trial_seconds."""
-
-
-class RunInputs(Model):
-    """Everything that decides what a run would find. Its digest decides whether a new run is needed."""
-
-    runtime: RuntimeIdentity
-    device_type: Literal["CPU", "GPU"] = "CPU"
-    variants: tuple[VariantInput, ...] = Field(min_length=1)
-    cases: tuple[ShapeCase, ...] = ()
-    """Empty: the model's own static shapes."""
-    min_improvement: float
-    """Relative: 0.01 means that the winner must be proven more than 1 % faster."""
-    constraints: dict[str, float] = Field(default_factory=dict)
-    """Bounds that a winner must keep, by metric: seconds (latencies), inferences a second (Throughput), bytes (EngineSize)."""
-    measure: MeasureSettings
-    accuracy: AccuracyInput
-    search: SearchInput
-    plugins: tuple[Digest, ...] = ()
-    hardware: dict[str, str] = Field(default_factory=dict)
-    """What the target asks of its device: `product`, `migProfile`, `count`, `label/<node label>`, `claim/<name>`. Empty: any."""
-
-
 class RunRecord(Record):
     """`runs/<run>/run.json`: what the run is, immutable once started."""
 
@@ -207,6 +123,7 @@ class PilotBuild(Model):
     """One per shape case."""
     seconds: float
     """Wall time of the whole trial."""
+    state: DeviceState | None = None
 
 
 class DiscoveryRecord(Record):
@@ -222,6 +139,17 @@ class DiscoveryRecord(Record):
     knobs: str
     """The knob list, JSON text."""
     knobs_digest: Digest
+    settings: Annotated[tuple[BuilderSetting, ...], FailFast()] = ()
+    """Builder settings that the backend offers."""
+    notes: tuple[str, ...] = ()
+    """What the backend says of its library on this device."""
+    state: DeviceState | None = None
+    """The device before the pilot."""
+    timing_cache_blob: Digest | None = None
+    """The builder's timing cache that explore builds start from."""
+    fingerprints_hold: bool = True
+    """Whether builds of one fingerprint can be told apart by their timings no better than sessions of one build: then equal
+    fingerprints pool their timings."""
     identity: Digest
     """Ledger identity of this run's results, less the candidate."""
     variants: Annotated[tuple[VariantInput, ...], FailFast()]
@@ -411,6 +339,8 @@ class ResultRecord(Record):
     losses: Losses | None = None
     timing: Annotated[tuple[Timing, ...], FailFast()] = ()
     """One per shape case, in the run's order."""
+    state: DeviceState | None = None
+    """The device just before the trial."""
     controls: Annotated[tuple[Control, ...], FailFast()] = ()
     """The worker's baseline timings since its last result."""
     finished_at: str
@@ -492,6 +422,10 @@ class VerdictRecord(Record):
     builds: Annotated[tuple[FinalBuild, ...], FailFast()]
     samples_blob: Digest | None = None
     """Every sample of the final, gzip JSON {name: [[samples per session] per case]}."""
+    layers_blob: Digest | None = None
+    """Layers of one build of each side, gzip JSON {"candidate" | "baseline": LayerProfile}."""
+    states: Annotated[tuple[DeviceState, ...], FailFast()] = ()
+    """The device before each timing process, in time order."""
     method: dict[str, str] = Field(default_factory=dict)
     """Test, margin, repeats, sessions, seed: enough to repeat the computation."""
     seconds: float

@@ -32,15 +32,35 @@ from tuner_job.accuracy.generate import generate_inputs
 from tuner_job.accuracy.losses import Comparison
 from tuner_job.accuracy.references import References, Sample
 from tuner_job.api.base import InputError, TrtfleetError
-from tuner_job.api.child import EXIT_NO_SPACE, PHASE_FD, REPORT_FILE, REQUEST_FILE, ChildReport, ChildRequest, Phase
-from tuner_job.api.measurement import EngineFile, Losses, Timing
-from tuner_job.backends.protocol import Backend, BadModel, BuildRefused, Engine, Tensors, Unsupported
+from tuner_job.api.child import (
+    ENGINE_FILE,
+    EXIT_NO_SPACE,
+    PHASE_FD,
+    REPORT_FILE,
+    REQUEST_FILE,
+    TIMING_CACHE_FILE,
+    ChildReport,
+    ChildRequest,
+    Failure,
+    Phase,
+)
+from tuner_job.api.measurement import DeviceState, EngineFile, Losses, Timing
+from tuner_job.backends.protocol import (
+    Backend,
+    BadModel,
+    BuildOrder,
+    BuildRefused,
+    Cancelled,
+    DeviceBusy,
+    Engine,
+    Tensors,
+    Unsupported,
+)
 from tuner_job.measure.sampling import measure
 
 BackendFactory = Callable[[Literal["CPU", "GPU"]], Backend]
 
 ENTRY_POINTS = "trtfleet.backends"
-ENGINE_FILE = "engine"
 
 _PR_SET_PDEATHSIG = 1
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -71,15 +91,48 @@ class Progress:
 
 def perform(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
     """Do what is asked. Raises the protocol's exceptions, InputError, and whatever the library raises."""
+    state = backend.state() if request.operation not in ("reference", "compile") else None
+    if state is not None and not request.measure.allow_shared:
+        require_idle(state)
+    if request.operation != "reference":
+        backend.load_plugins([Path(path) for path in request.plugins])
+    return _performed(request, backend, progress).model_copy(update={"state": state})
+
+
+def _performed(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
     match request.operation:
         case "describe":
-            return ChildReport(status="ok", device=backend.identify(), knobs=backend.knob_list(), versions=backend.versions())
+            return ChildReport(
+                status="ok",
+                device=backend.identify(),
+                knobs=backend.knob_list(),
+                settings=backend.settings(),
+                notes=backend.notes(),
+                versions=backend.versions(),
+            )
         case "reference":
             return _reference(request, backend, progress)
         case "time":
             return _time(request, backend, progress)
+        case "inspect":
+            return _inspect(request, backend, progress)
+        case "compile":
+            return ChildReport(status="ok", engine=_built(request, backend, progress))
         case "trial" | "build":
             return _trial(request, backend, progress)
+
+
+def require_idle(state: DeviceState) -> None:
+    """Raise DeviceBusy where other processes hold the device: asked before this process has a context of its own."""
+    if state.processes:
+        shown = ", ".join(
+            f"{one.pid}" + (f" ({one.memory_bytes >> 20} MiB)" if one.memory_bytes else "") for one in state.processes[:4]
+        )
+        more = f" and {len(state.processes) - 4} more" if len(state.processes) > 4 else ""
+        raise DeviceBusy(
+            f"the GPU {state.uuid} is in use by process {shown}{more}; stop them, give the worker a GPU of its own, or set "
+            f"targets[].device.gpu.allowShared"
+        )
 
 
 def _reference(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
@@ -99,17 +152,30 @@ def _reference(request: ChildRequest, backend: Backend, progress: Progress) -> C
     return ChildReport(status="ok", detail={"losses.samples": str(len(made)), "referencesDigest": made.digest})
 
 
-def _trial(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
+def _built(request: ChildRequest, backend: Backend, progress: Progress) -> EngineFile:
     progress.enter(Phase.BUILD)
     path = Path(request.output) / ENGINE_FILE
-    fingerprint = backend.build(Path(request.model), request.cases, request.candidate, path)
+    fingerprint = backend.build(
+        BuildOrder(
+            model=Path(request.model),
+            cases=request.cases,
+            candidate=request.candidate,
+            engine=path,
+            timing_cache=Path(request.timing_cache) if request.timing_cache else None,
+            timing_cache_out=Path(request.output) / TIMING_CACHE_FILE,
+        )
+    )
     if not path.is_file() or path.stat().st_size == 0:
         raise BuildRefused("the builder returned without an error but wrote no engine")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    built = EngineFile(digest=digest, size=path.stat().st_size, fingerprint=fingerprint)
+    return EngineFile(digest=digest, size=path.stat().st_size, fingerprint=fingerprint)
+
+
+def _trial(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
+    built = _built(request, backend, progress)
     progress.enter(Phase.LOAD)
-    with closing(backend.load(path)) as engine:
+    with closing(backend.load(Path(request.output) / ENGINE_FILE)) as engine:
         progress.enter(Phase.CHECK)
         losses, inputs = _check(request, engine)
         timing: tuple[Timing, ...] = ()
@@ -128,6 +194,20 @@ def _time(request: ChildRequest, backend: Backend, progress: Progress) -> ChildR
             _keep(inputs, sample, request)
         progress.enter(Phase.MEASURE)
         return ChildReport(status="ok", timings=_measure(request, engines, inputs))
+
+
+def _inspect(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
+    """The first case stands for all: which layers an engine has does not depend on it."""
+    inputs: dict[str, Tensors] = {}
+    for sample in _references(request):
+        _keep(inputs, sample, request)
+    profiles = {}
+    for name, path in request.engines.items():
+        progress.enter(Phase.LOAD)
+        with closing(backend.load(Path(path))) as engine:
+            progress.enter(Phase.MEASURE)
+            profiles[name] = engine.profile(_inputs_of(request, inputs, 0))
+    return ChildReport(status="ok", layers=profiles)
 
 
 def _references(request: ChildRequest) -> References:
@@ -163,22 +243,27 @@ def _measure(
     request: ChildRequest, engines: Mapping[str, Engine], inputs: Mapping[str, Tensors]
 ) -> dict[str, tuple[Timing, ...]]:
     """Every engine at every case, all interleaved."""
-    if absent := [case.name for case in request.cases if case.name not in inputs]:
-        raise InputError(f"{request.references}: holds no sample with the shapes of shape case {absent[0]!r}")
     timers = {
-        (name, case.name): engine.timer(inputs[case.name], request.measure)
+        (name, case.name): engine.timer(_inputs_of(request, inputs, position), request.measure)
         for name, engine in engines.items()
-        for case in request.cases
+        for position, case in enumerate(request.cases)
     }
     timings = measure(timers, request.measure, request.seed, time.perf_counter, len(request.cases))
     return {name: tuple(timings[name, case.name] for case in request.cases) for name in engines}
+
+
+def _inputs_of(request: ChildRequest, inputs: Mapping[str, Tensors], position: int) -> Tensors:
+    name = request.cases[position].name
+    if name not in inputs:
+        raise InputError(f"{request.references}: holds no sample with the shapes of shape case {name!r}")
+    return inputs[name]
 
 
 def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> ChildReport:
     """`perform`, with every exception turned into a status. A want of disk space passes through as OSError."""
     progress = Progress()
 
-    def ended(status: Literal["refused", "unsupported", "invalidInput", "outOfMemory", "failed"], reason: str) -> ChildReport:
+    def ended(status: Failure, reason: str) -> ChildReport:
         return ChildReport(
             status=status, phase=progress.phase, reason=" ".join(reason.split())[:2000], seconds=progress.seconds()
         )
@@ -186,8 +271,10 @@ def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> Chil
     try:
         done = perform(request, make()(request.device), progress)
         return done.model_copy(update={"phase": progress.phase, "seconds": progress.seconds()})
-    except BuildRefused as error:
+    except (BuildRefused, Cancelled) as error:
         return ended("refused", str(error))
+    except DeviceBusy as error:
+        return ended("busy", str(error))
     except Unsupported as error:
         return ended("unsupported", str(error))
     except (BadModel, InputError) as error:

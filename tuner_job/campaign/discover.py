@@ -17,8 +17,9 @@ from tuner_job.accuracy.user_references import import_user_references
 from tuner_job.accuracy.weakness import warnings
 from tuner_job.api.base import InputError, TrtfleetError, digest_of
 from tuner_job.api.child import ChildReport, ShapeCase
+from tuner_job.api.inputs import RunInputs, RuntimeIdentity
 from tuner_job.api.measurement import BASELINE, Device, Losses
-from tuner_job.api.messages import DiscoveryRecord, PilotBuild, RunInputs, RuntimeIdentity
+from tuner_job.api.messages import DiscoveryRecord, PilotBuild
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.rounds import space_of, start_with, strategy_of
 from tuner_job.campaign.workspace import Workspace

@@ -15,8 +15,9 @@ import numpy as np
 import psutil
 
 from tuner_job.accuracy.gate import judge
+from tuner_job.api.inputs import RunInputs
 from tuner_job.api.measurement import BASELINE, Candidate, EngineFile, Losses, Session
-from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, RunInputs, VerdictRecord
+from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import BaselineFailed
 from tuner_job.campaign.patience import Wait, patiently

@@ -11,15 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tuner_job.api.base import InputError
-from tuner_job.api.messages import (
-    BeatRecord,
-    DiscoveryRecord,
-    PlanRecord,
-    ResultRecord,
-    RunRecord,
-    SealRecord,
-    VerdictRecord,
-)
+from tuner_job.api.messages import BeatRecord, DiscoveryRecord, PlanRecord, ResultRecord, RunRecord, SealRecord, VerdictRecord
 from tuner_job.campaign.rounds import Fold
 from tuner_job.measure.constraints import P99
 from tuner_job.measure.samples import without_samples

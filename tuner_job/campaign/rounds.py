@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 
 from tuner_job.accuracy.gate import judge
 from tuner_job.api.base import InputError
+from tuner_job.api.inputs import AccuracyInput, RunInputs
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.messages import (
     DISCOVER,
-    AccuracyInput,
     DiscoveryRecord,
     PlanLeader,
     PlannedTrial,
     PlanRecord,
     ResultRecord,
-    RunInputs,
     RunRecord,
     SealRecord,
     trial_id,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tuner_job.api.base import InputError
 from tuner_job.api.effective import inputs_digest, run_id
-from tuner_job.api.messages import Owner, RunInputs, RunRecord
+from tuner_job.api.inputs import Owner, RunInputs
+from tuner_job.api.messages import RunRecord
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreUnavailable
 from tuner_job.store.records import create_record, read_record, timestamp

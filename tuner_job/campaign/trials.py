@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from tuner_job.accuracy.gate import judge
 from tuner_job.api.base import TrtfleetError
+from tuner_job.api.inputs import AccuracyInput
 from tuner_job.api.measurement import Candidate, Losses
-from tuner_job.api.messages import AccuracyInput, Control, DiscoveryRecord, PlannedTrial, PreviousEnd, ResultRecord
+from tuner_job.api.messages import Control, DiscoveryRecord, PlannedTrial, PreviousEnd, ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.workspace import Workspace

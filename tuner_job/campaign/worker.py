@@ -18,7 +18,8 @@ from typing import Literal
 
 from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.child import Limits, Phase
-from tuner_job.api.messages import BeatState, RunInputs
+from tuner_job.api.inputs import RunInputs
+from tuner_job.api.messages import BeatState
 from tuner_job.campaign.exits import WorkerExit
 from tuner_job.campaign.explore import EXPLORED_ENOUGH
 from tuner_job.campaign.processes import close_to_others, die_with_parent, own_id

@@ -12,8 +12,9 @@ from urllib.parse import unquote, urlsplit
 from tuner_job.accuracy.archive import unpack
 from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.child import ChildRequest, Limits, MeasureSettings, Phase, ShapeCase
+from tuner_job.api.inputs import VariantInput
 from tuner_job.api.measurement import BASELINE, Candidate
-from tuner_job.api.messages import DiscoveryRecord, RunRecord, VariantInput
+from tuner_job.api.messages import DiscoveryRecord, RunRecord
 from tuner_job.api.tensors import TensorSpec
 from tuner_job.model.digest import digest, digest_files
 from tuner_job.model.fetch import fetch

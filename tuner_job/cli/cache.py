@@ -11,8 +11,9 @@ import yaml
 from tuner_job.accuracy.gate import judge
 from tuner_job.accuracy.losses import loss_of
 from tuner_job.api.base import InputError
+from tuner_job.api.inputs import AccuracyInput, RunInputs
 from tuner_job.api.measurement import Timing
-from tuner_job.api.messages import AccuracyInput, ResultRecord, RunInputs
+from tuner_job.api.messages import ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
 from tuner_job.cli.jobfile import JobFile

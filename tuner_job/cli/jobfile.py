@@ -15,7 +15,7 @@ from tuner_job.api.artifactstore import ArtifactStore
 from tuner_job.api.base import InputError
 from tuner_job.api.documents import Documents, load_documents
 from tuner_job.api.effective import inputs_digest, run_id, run_inputs
-from tuner_job.api.messages import Owner, RunInputs
+from tuner_job.api.inputs import Owner, RunInputs
 from tuner_job.api.runtime import TunerRuntime, TunerRuntimeSpec
 from tuner_job.api.tuningjob import Target, TuningJob
 from tuner_job.model.digest import digest, digest_files

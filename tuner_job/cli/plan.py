@@ -10,7 +10,8 @@ from rich.table import Column, Table
 
 from tuner_job.api.base import InputError
 from tuner_job.api.child import ChildRequest, Limits
-from tuner_job.api.messages import DiscoveryRecord, RunInputs
+from tuner_job.api.inputs import RunInputs
+from tuner_job.api.messages import DiscoveryRecord
 from tuner_job.api.tuningjob import Target
 from tuner_job.campaign.final import final_design
 from tuner_job.campaign.reader import RunReader

@@ -12,7 +12,8 @@ from pydantic.alias_generators import to_camel
 from rich.table import Table
 
 from tuner_job.api.base import InputError
-from tuner_job.api.messages import Owner, PointerRecord
+from tuner_job.api.inputs import Owner
+from tuner_job.api.messages import PointerRecord
 from tuner_job.cli.jobfile import LOCAL, JobFile, Place, open_place
 from tuner_job.cli.options import FOLDER, F, Output, output_option
 from tuner_job.report.words import candidate_text, interval_text, latency_text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,17 @@ LARGEST_CALL = 10_000
 """Samples that are asked of a timer at once."""
 
 
+class Aside(NamedTuple):
+    """What went on beside the samples since the last question."""
+
+    throttled: bool = False
+    """The device reported thermal or hardware slowdown."""
+    power_capped: bool = False
+    """The device was at its software power cap."""
+    host_median: float | None = None
+    """Median host wall time in seconds of an inference, from launch to completion, where `clock` is the device's."""
+
+
 class Timer(Protocol):
     """What a backend's timer offers (backends.protocol.Timer has the meanings)."""
 
@@ -41,7 +52,7 @@ class Timer(Protocol):
 
     def sample(self, count: int) -> Floats: ...
 
-    def throttled(self) -> bool: ...
+    def aside(self) -> Aside: ...
 
 
 def warm_up(timer: Timer, settings: MeasureSettings, clock: Clock) -> tuple[float, bool]:
@@ -95,14 +106,15 @@ def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, c
         for position in rng.permutation(len(pending)):
             one = pending[position]
             one.timer.sample(1)  # not recorded: the first inference after another engine's finds cold caches and sleeping threads
-            one.timer.throttled()  # forget what happened before this session
+            one.timer.aside()  # forget what happened before this session
             began = clock()
             start = began if start is None else start
             samples = _run(one.timer, settings.session_seconds, settings.session_samples, clock)
-            throttled = one.timer.throttled()
-            one.sessions.append(session(began - start, _thinned(samples, most), throttled))
+            aside = one.timer.aside()
+            taken = session(began - start, _thinned(samples, most), aside.throttled)
+            one.sessions.append(taken.model_copy(update={"power_capped": aside.power_capped, "host_median": aside.host_median}))
             one.attempts_left -= 1
-            one.owed -= not throttled
+            one.owed -= not aside.throttled
     return {
         key: Timing(
             clock=one.timer.clock,

@@ -17,8 +17,9 @@ from tuner_job.accuracy.gate import judge
 from tuner_job.accuracy.losses import loss_of
 from tuner_job.api.base import Model, TrtfleetError
 from tuner_job.api.child import ShapeCase
+from tuner_job.api.inputs import AccuracyInput
 from tuner_job.api.measurement import Candidate, Losses
-from tuner_job.api.messages import AccuracyInput, DiscoveryRecord, PlannedTrial, PlanRecord, ResultRecord, RunRecord
+from tuner_job.api.messages import DiscoveryRecord, PlannedTrial, PlanRecord, ResultRecord, RunRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
 from tuner_job.measure.constraints import broken_by

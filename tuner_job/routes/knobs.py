@@ -86,6 +86,8 @@ class KnobList:
 
     tuner_version: str
     knobs: tuple[Knob, ...]
+    missing: str = ""
+    """Why there are no knobs; empty where there are some."""
 
     @cached_property
     def digest(self) -> str:
@@ -114,18 +116,28 @@ class KnobList:
         """The knob of that name; raises UnknownKnob with the nearest names. `where` opens the message."""
         if name in self._index:
             return self.knobs[self._index[name]]
-        raise UnknownKnob(f"{at(where)}unknown knob {show(name)}{suggest(name, self.names)}")
+        raise UnknownKnob(f"{at(where)}unknown knob {show(name)}{self.hint(name)}")
+
+    def hint(self, name: str) -> str:
+        """For a name that is not here: what is near, or why nothing is here."""
+        return f": {self.missing}" if self.missing else suggest(name, self.names)
 
     def order(self, name: str) -> int:
         """Position of a known name."""
         return self._index[name]
 
 
+def no_knobs(reason: str) -> str:
+    """The JSON text of a runtime without a tuner: its builder settings and model variants can still be searched."""
+    return json.dumps({"tuner_version": "none", "tuner_options": [], "missing": reason})
+
+
 def parse_knob_list(text: str) -> KnobList:
     """Read the JSON text, as tolerantly as trtexec: fields of a wrong type are ignored, items without a usable name skipped.
 
     A knob whose listed values cannot be written in a route (spaces, say) counts as unbounded, so that one odd knob of a new
-    version does not stop all tuning. Raises InputError when the text is no JSON object, holds no knob or names one twice.
+    version does not stop all tuning. Without knobs the text must say why (`no_knobs`). Raises InputError when it does not, is no
+    JSON object or names a knob twice.
     """
     try:
         top = json.loads(text)
@@ -144,6 +156,8 @@ def parse_knob_list(text: str) -> KnobList:
         if name in knobs:
             raise InputError(f"knob list: {name} is listed twice", reason="BadKnobList")
         knobs[name] = _knob(name, _text(item, "allowed_values"), _text(item, "default_value").strip(), _text(item, "help"))
+    if not knobs and (reason := _text(top, "missing")):
+        return KnobList("none", (), reason)
     if not knobs:
         raise InputError("knob list: no knobs in it; this runtime, version or platform offers no tuner", reason="BadKnobList")
     return KnobList(_text(top, "tuner_version") or "unknown", tuple(knobs.values()))

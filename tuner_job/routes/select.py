@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tuner_job.api.base import InputError
-from tuner_job.routes.knobs import Knob, KnobList, UnknownKnob, show, suggest
+from tuner_job.routes.knobs import Knob, KnobList, UnknownKnob, show
 
 
 class EmptySearch(InputError):
@@ -61,11 +61,14 @@ def select(
     return tuple(selected)
 
 
-def require_search(selected: Sequence[SearchKnob], settings: Mapping[str, Sequence[str]], variants: Sequence[str]) -> None:
-    """Raise EmptySearch unless something can differ from the baseline."""
+def require_search(
+    selected: Sequence[SearchKnob], settings: Mapping[str, Sequence[str]], variants: Sequence[str], missing: str = ""
+) -> None:
+    """Raise EmptySearch unless something can differ from the baseline. `missing`: why the knob list is empty."""
     if not selected and not any(settings.values()) and len(variants) < 2:
         raise EmptySearch(
-            "search: no knob, builder setting or model variant is left to try; widen search.knobs or search.builder"
+            f"search: no knob, builder setting or model variant is left to try; {missing or 'widen search.knobs'}, or name "
+            f"search.builder.settings"
         )
 
 
@@ -79,7 +82,7 @@ def _matching(knobs: KnobList, patterns: Sequence[str], where: str) -> set[str]:
 def _matches(knobs: KnobList, pattern: str, where: str) -> list[str]:
     names = [name for name in knobs.names if fnmatchcase(name, pattern)]
     if not names:
-        raise UnknownKnob(f"{where}: {show(pattern)} matches no knob{suggest(pattern.strip('*'), knobs.names)}")
+        raise UnknownKnob(f"{where}: {show(pattern)} matches no knob{knobs.hint(pattern.strip('*'))}")
     return names
 
 

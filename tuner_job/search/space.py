@@ -65,7 +65,7 @@ class Space:
 
     def require_choices(self) -> None:
         """Raises EmptySearch unless there is something to vary."""
-        require_search(self.choices, self.settings, self.variants)
+        require_search(self.choices, self.settings, self.variants, self.knobs.missing)
 
     def candidate(self, flips: Iterable[Flip]) -> Candidate:
         """The candidate with these flips; the baseline for none."""

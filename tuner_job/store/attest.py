@@ -271,7 +271,7 @@ def _dependencies(run: RunRecord, discovery: DiscoveryRecord) -> list[JsonValue]
         if variant.digest is not None
     ]
     found.append({"name": "references", "digest": {"sha256": discovery.references_digest}})
-    found += [{"name": f"plugin/{index}", "digest": {"sha256": digest}} for index, digest in enumerate(run.inputs.plugins)]
+    found += [{"name": f"plugin/{index}", "digest": {"sha256": plugin.digest}} for index, plugin in enumerate(run.inputs.plugins)]
     if image := run.inputs.runtime.image_digest:
         algorithm, _, value = image.rpartition(":")
         found.append({"name": "worker-image", "digest": {algorithm or "sha256": value}})

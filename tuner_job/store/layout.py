@@ -23,8 +23,8 @@ from __future__ import annotations
 import hashlib
 import string
 
+from tuner_job.api.inputs import Owner
 from tuner_job.api.measurement import Candidate
-from tuner_job.api.messages import Owner
 
 RUNS = "runs"
 LEDGER = "ledger"

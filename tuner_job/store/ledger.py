@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.child import ShapeCase
+from tuner_job.api.inputs import RunInputs, VariantInput
 from tuner_job.api.measurement import PROTOCOL_VERSION, Candidate, Device
-from tuner_job.api.messages import LedgerRecord, ResultRecord, RunInputs, VariantInput
+from tuner_job.api.messages import LedgerRecord, ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreCorrupt
@@ -47,7 +48,7 @@ def identity(
             "versions": dict(versions),
             "knobs": knobs_digest,
             "device": device.model_dump(mode="json"),
-            "plugins": list(inputs.plugins),
+            "plugins": [plugin.digest for plugin in inputs.plugins],
             "environment": dict(environment),
             "measure": inputs.measure.model_dump(mode="json"),
             "references": [references_digest, accuracy.atol, accuracy.rtol, sorted(accuracy.outputs)],

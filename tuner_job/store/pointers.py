@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner_job.api.base import TrtfleetError, digest_of
+from tuner_job.api.inputs import Owner
 from tuner_job.api.measurement import Digest
-from tuner_job.api.messages import ManifestRecord, Owner, PointerEntry, PointerRecord
+from tuner_job.api.messages import ManifestRecord, PointerEntry, PointerRecord
 from tuner_job.store import layout
 from tuner_job.store.attest import Failure, VerificationFailed
 from tuner_job.store.objects import ObjectStore

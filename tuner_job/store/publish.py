@@ -11,17 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner_job.api.base import TrtfleetError, digest_of
+from tuner_job.api.inputs import Owner
 from tuner_job.api.measurement import Digest
-from tuner_job.api.messages import (
-    BlobRef,
-    DiscoveryRecord,
-    ManifestRecord,
-    Owner,
-    PointerEntry,
-    PointerRecord,
-    RunRecord,
-    VerdictRecord,
-)
+from tuner_job.api.messages import BlobRef, DiscoveryRecord, ManifestRecord, PointerEntry, PointerRecord, RunRecord, VerdictRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.attest import MAX_BUNDLE_BYTES, VerificationFailed, attest, check, statements
 from tuner_job.store.keys import Signer, TrustRoot

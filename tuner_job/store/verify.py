@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 
 from tuner_job.api.base import InputError, TrtfleetError, digest_of
+from tuner_job.api.inputs import Owner, RuntimeIdentity
 from tuner_job.api.measurement import Device, Digest
-from tuner_job.api.messages import BlobRef, ManifestRecord, Owner, PointerRecord, RuntimeIdentity
+from tuner_job.api.messages import BlobRef, ManifestRecord, PointerRecord
 from tuner_job.store import layout, pointers
 from tuner_job.store.attest import MAX_BUNDLE_BYTES, Attested, Failure, VerificationFailed, check
 from tuner_job.store.keys import TrustRoot

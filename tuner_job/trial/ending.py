@@ -54,6 +54,7 @@ _BY_STATUS = {
     "unsupported": Outcome.UNSUPPORTED,
     "outOfMemory": Outcome.OUT_OF_MEMORY,
     "failed": Outcome.CRASHED,
+    "busy": Outcome.INFRASTRUCTURE,
 }
 
 

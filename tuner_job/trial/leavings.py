@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tuner_job.api.base import InputError
-from tuner_job.api.child import MAX_REPORT_BYTES, ChildReport, ChildRequest
+from tuner_job.api.child import ENGINE_FILE, MAX_REPORT_BYTES, ChildReport, ChildRequest
 
 
 def read_report(path: Path) -> tuple[ChildReport | None, str]:
@@ -47,11 +47,14 @@ def lacks(report: ChildReport, request: ChildRequest, output: Path) -> str:
         missing = set(report.timings) != set(request.engines) or any(
             len(t) != len(request.cases) for t in report.timings.values()
         )
+    elif operation == "inspect":
+        missing = set(report.layers) != set(request.engines)
     elif operation == "reference":
         missing = not output.is_dir() or not any(output.iterdir())
     else:
-        engine = output / "engine"
-        built = report.engine is not None and report.losses is not None and engine.is_file() and not engine.is_symlink()
+        engine = output / ENGINE_FILE
+        checked = report.losses is not None or operation == "compile"
+        built = report.engine is not None and checked and engine.is_file() and not engine.is_symlink()
         missing = not built or (report.engine is not None and engine.stat().st_size != report.engine.size)
         valid = report.losses is not None and not report.losses.problems
         missing = missing or (operation == "trial" and valid and len(report.timing) != len(request.cases))

@@ -6,7 +6,7 @@ from tuner_job.api.base import GROUP, InputError
 from tuner_job.api.conditions import Reason
 from tuner_job.api.documents import parse_resource
 from tuner_job.api.effective import inputs_digest, run_id, run_inputs
-from tuner_job.api.messages import Owner
+from tuner_job.api.inputs import Owner
 from tuner_job.api.runtime import TunerRuntime
 from tuner_job.api.tuningjob import Target, TuningJob
 from tuning_operator.catalog import Catalog

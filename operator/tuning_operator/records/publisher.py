@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tuner_job.api.base import InputError, TrtfleetError, first_problem
-from tuner_job.api.messages import Interval, Owner, PointerRecord, RunRecord, VerdictRecord
+from tuner_job.api.inputs import Owner
+from tuner_job.api.messages import Interval, PointerRecord, RunRecord, VerdictRecord
 from tuner_job.api.tuningjob_status import GainInterval, PublishedEngine
 from tuner_job.store import layout, pointers
 from tuner_job.store.keys import KeyProblem, Signer, TrustRoot

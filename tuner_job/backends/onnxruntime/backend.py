@@ -8,15 +8,14 @@ from typing import Literal
 
 import onnxruntime as ort
 
-from tuner_job.api.child import ShapeCase
-from tuner_job.api.measurement import Candidate, Device
+from tuner_job.api.measurement import BuilderSetting, Device, DeviceState
 from tuner_job.backends.onnxruntime import cuda
 from tuner_job.backends.onnxruntime.build import build_engine, external_files
 from tuner_job.backends.onnxruntime.engine import OrtEngine, ReferenceEngine
 from tuner_job.backends.onnxruntime.identity import allowed_cores, identify
 from tuner_job.backends.onnxruntime.knobs import knob_list, knobs, settings_of
 from tuner_job.backends.onnxruntime.settings import default_threads
-from tuner_job.backends.protocol import Engine, Unsupported
+from tuner_job.backends.protocol import BadModel, BuildOrder, Engine, Unsupported
 
 
 class OnnxRuntimeBackend:
@@ -35,6 +34,13 @@ class OnnxRuntimeBackend:
         if device == "GPU":
             ort.preload_dlls()  # CUDA and cuDNN from Python packages, where the system has none
 
+    def state(self) -> DeviceState | None:
+        return None
+
+    def load_plugins(self, paths: Sequence[Path]) -> None:
+        if paths:
+            raise BadModel("model.plugins: ONNX Runtime workers load none; leave them out")
+
     def identify(self) -> Device:
         return identify(self._device)
 
@@ -47,17 +53,22 @@ class OnnxRuntimeBackend:
     def knob_list(self) -> str:
         return knob_list(self._knobs)
 
-    def build(self, model: Path, cases: Sequence[ShapeCase], candidate: Candidate, engine: Path) -> str:
+    def settings(self) -> tuple[BuilderSetting, ...]:
+        """None: what a session can be told is a knob."""
+        return ()
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def build(self, order: BuildOrder) -> str:
         """Write the engine file; returns its fingerprint. Raises BuildRefused, Unsupported or BadModel.
 
         Two engines with one fingerprint compute the same graph under the same session settings.
         """
-        if candidate.settings:
-            raise Unsupported(
-                f"ONNX Runtime has no builder settings, so none of {', '.join(sorted(candidate.settings))}; use knobs"
-            )
-        settings = settings_of(candidate.route, self._knobs)
-        return build_engine(model, cases, settings, self._device, self._cores, engine)
+        if asked := order.candidate.settings:
+            raise Unsupported(f"ONNX Runtime has no builder settings, so none of {', '.join(sorted(asked))}; use knobs")
+        settings = settings_of(order.candidate.route, self._knobs)
+        return build_engine(order.model, order.cases, settings, self._device, self._cores, order.engine)
 
     def load(self, engine: Path) -> Engine:
         """Raises InputError for a file that is not such an engine, and what ONNX Runtime raises."""

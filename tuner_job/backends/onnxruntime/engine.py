@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from tuner_job.api.base import InputError
 from tuner_job.api.child import MeasureSettings
+from tuner_job.api.layers import LayerProfile
 from tuner_job.backends.onnxruntime.archive import MODEL, SessionFile, unpack
 from tuner_job.backends.onnxruntime.errors import explain_bad_model, one_line
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS, open_session
@@ -65,6 +66,10 @@ class OrtEngine:
         self._session = None
         return CudaTimer(self._open, inputs, settings)
 
+    def profile(self, inputs: Tensors) -> LayerProfile:  # noqa: ARG002
+        """Not timed yet."""
+        return LayerProfile(layers=())
+
     def close(self) -> None:
         self._session = None
         self._folder.cleanup()
@@ -84,6 +89,10 @@ class ReferenceEngine:
 
     def timer(self, inputs: Tensors, settings: MeasureSettings) -> Timer:
         return CpuTimer(self._session, inputs, settings)
+
+    def profile(self, inputs: Tensors) -> LayerProfile:  # noqa: ARG002
+        """Empty: nobody asks why a reference is as fast as it is."""
+        return LayerProfile(layers=())
 
     def close(self) -> None:
         """Nothing is held outside memory."""

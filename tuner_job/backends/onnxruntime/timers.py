@@ -17,6 +17,7 @@ from tuner_job.api.child import MeasureSettings
 from tuner_job.backends.onnxruntime import cuda
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS
 from tuner_job.backends.protocol import Tensors
+from tuner_job.measure.sampling import Aside
 
 _CAPTURE_RUNS = 3
 """ONNX Runtime runs as usual once or twice before it captures a graph."""
@@ -49,9 +50,9 @@ class CpuTimer:
             CpuTimer._latest = self._token
         return self._lanes.sample(count)
 
-    def throttled(self) -> bool:
+    def aside(self) -> Aside:
         """CPUs are not asked: their clocks change all the time, and the worker's controls show it."""
-        return False
+        return Aside()
 
 
 class CudaTimer:
@@ -79,9 +80,9 @@ class CudaTimer:
         self._seen |= _throttle_reasons()
         return samples
 
-    def throttled(self) -> bool:
+    def aside(self) -> Aside:
         reasons, self._seen = self._seen | _throttle_reasons(), 0
-        return bool(reasons & cuda.THROTTLED)
+        return Aside(throttled=bool(reasons & cuda.THROTTLED))
 
 
 def _wait_until_quiet() -> None:
