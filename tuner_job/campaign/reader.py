@@ -7,15 +7,21 @@ follows from: a result that belongs elsewhere would otherwise be scored as anoth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
-from tuner_job.api.base import InputError
+from pydantic import TypeAdapter, ValidationError
+
+from tuner_job.api.base import InputError, first_problem
+from tuner_job.api.layers import LayerProfile
 from tuner_job.api.messages import BeatRecord, DiscoveryRecord, PlanRecord, ResultRecord, RunRecord, SealRecord, VerdictRecord
 from tuner_job.campaign.rounds import Fold
 from tuner_job.measure.constraints import P99
 from tuner_job.measure.samples import without_samples
 from tuner_job.store import layout
+from tuner_job.store.blobs import get_blob
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.records import find_record, read_record
 
@@ -23,6 +29,12 @@ _BEAT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\.json", re.ASCII)
 
 READERS = 16
 """Requests at a time."""
+
+LAYERS_BYTES = 8 << 20
+LAYERS_TEXT_BYTES = 64 << 20
+"""Of the layers blob, as it is stored and inflated."""
+
+_LAYERS = TypeAdapter(dict[Literal["candidate", "baseline"], LayerProfile])
 
 
 class RunReader:
@@ -121,6 +133,26 @@ class RunReader:
             _require(key, verdict is None or verdict.run == self._id, "it is of another run")
             self._verdict = verdict
         return self._verdict
+
+    def layers(self) -> Mapping[Literal["candidate", "baseline"], LayerProfile]:
+        """Layers of one build of each side of the final; empty before it, and where the library does not tell them.
+
+        Raises InputError or StoreCorrupt for a blob that is gone, damaged or too long.
+        """
+        verdict = self.verdict()
+        if verdict is None or verdict.layers_blob is None:
+            return {}
+        key = layout.blob(verdict.layers_blob)
+        inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        try:
+            text = inflater.decompress(get_blob(self._store, verdict.layers_blob, LAYERS_BYTES), LAYERS_TEXT_BYTES)
+        except zlib.error as error:
+            raise InputError(f"{key}: not gzip: {error}", reason="PoisonedRecord") from None
+        _require(key, inflater.eof, f"it is cut off, or inflates to more than {LAYERS_TEXT_BYTES} bytes")
+        try:
+            return _LAYERS.validate_json(text)
+        except ValidationError as error:
+            raise InputError(f"{key}: not the layers of a final: {first_problem(error)}", reason="PoisonedRecord") from None
 
     def beat(self, worker: str) -> BeatRecord | None:
         return read_record(self._store, layout.beat(self._id, worker), BeatRecord)
