@@ -11,6 +11,8 @@
 
 #include <stddef.h>
 
+#pragma GCC visibility push(hidden)
+
 /* The value of `name`, or `otherwise`. */
 const char *fact(const char *name, const char *otherwise);
 /* The same as a number; 0x… is hexadecimal. */
@@ -19,5 +21,7 @@ unsigned long long number(const char *name, unsigned long long otherwise);
 const char *each(const char *name, size_t i);
 /* What the script wants this call of `function` to return; 0: what it should. */
 int scripted(const char *function);
+
+#pragma GCC visibility pop
 
 #endif
