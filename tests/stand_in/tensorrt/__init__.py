@@ -32,7 +32,7 @@ from ._script import HAS_ROUTES, VERSION
 __version__ = VERSION
 
 if HAS_ROUTES:
-    from ._builder import _Tunable as IBuilderConfig  # type: ignore[assignment]  # noqa: F811
+    from ._builder import _Tunable as IBuilderConfig  # type: ignore[assignment]
 
 _registry: list[IPluginRegistry] = []
 

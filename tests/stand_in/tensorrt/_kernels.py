@@ -106,16 +106,17 @@ def _computable(model: ModelProto) -> ModelProto:
     return model
 
 
+_DRIFT = {True: 0.010, False: 0.10}
+_WHITE = {True: 0.003, False: 0.08}
+"""Standard deviations of log latency; True: replayed by a graph."""
+_LASTS = 0.02
+"""Seconds of device time after which the drift has forgotten 63 % of itself."""
+
+
 class Noise:
     """How the device's speed differs from its mean: as recorded on an H200 under ONNX Runtime, where sessions under CUDA graph
     vary by 1 % and those launched from the host by 13 %, nearly all of it a drift that every engine feels at the same time.
     """
-
-    _DRIFT = {True: 0.010, False: 0.10}
-    _WHITE = {True: 0.003, False: 0.08}
-    """Standard deviations of log latency; True: replayed by a graph."""
-    _LASTS = 0.02
-    """Seconds of device time after which the drift has forgotten 63 % of itself."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng([int(SCRIPT.get("seed", 0)), SCRIPT.count("process")])
@@ -126,7 +127,7 @@ class Noise:
         """One inference."""
         if not self._factor:
             return mean
-        kept = math.exp(-mean / self._LASTS)
+        kept = math.exp(-mean / _LASTS)
         self._drift = kept * self._drift + math.sqrt(1 - kept * kept) * float(self._rng.normal())
         white = float(self._rng.normal())
-        return mean * math.exp(self._factor * (self._DRIFT[replayed] * self._drift + self._WHITE[replayed] * white))
+        return mean * math.exp(self._factor * (_DRIFT[replayed] * self._drift + _WHITE[replayed] * white))

@@ -39,8 +39,8 @@ class IPluginRegistry(Speaker):
         try:
             library = ctypes.CDLL(plugin_path)
         except OSError as error:
-            self.fail("IPluginRegistry::loadLibrary", f"Unable to load library: {plugin_path}: {error} ", ErrorCodeTRT.FAILED_INITIALIZATION,
-                      "API Usage Error")  # fmt: skip
+            text = f"Unable to load library: {plugin_path}: {error} "
+            self.fail("IPluginRegistry::loadLibrary", text, ErrorCodeTRT.FAILED_INITIALIZATION, "API Usage Error")
             return None
         plugins.add(plugin_path)
         return library
@@ -178,7 +178,10 @@ class OnnxParser:
             raise TypeError("parse_from_file(): incompatible function arguments")
         self._errors.clear()
         if not os.path.isfile(model):
-            desc = f"Assertion failed: stat(onnxModelFile, &sb) == 0 && S_ISREG(sb.st_mode): Input file cannot be found, or is not a regular file: {model}"
+            desc = (
+                "Assertion failed: stat(onnxModelFile, &sb) == 0 && S_ISREG(sb.st_mode): Input file cannot be found, or is not a "
+                f"regular file: {model}"
+            )
             return self._fail([ParserError(ErrorCode.INVALID_VALUE, desc, func="parseFromFile")])
         try:
             parsed = onnx.load(model)
@@ -201,26 +204,38 @@ class OnnxParser:
 
     def _scripted(self) -> list[ParserError]:
         return [
-            ParserError(ErrorCode[one.get("code", "UNSUPPORTED_NODE")], one["text"], node=one.get("node", 0), name=one.get("name", ""),
-                        operator=one.get("operator", ""), func="parseNode")
+            ParserError(
+                ErrorCode[one.get("code", "UNSUPPORTED_NODE")],
+                one["text"],
+                node=one.get("node", 0),
+                name=one.get("name", ""),
+                operator=one.get("operator", ""),
+                func="parseNode",
+            )
             for one in SCRIPT.get("parserErrors", ())
-        ]  # fmt: skip
+        ]
 
     @staticmethod
     def _unknown(model: ModelProto) -> list[ParserError]:
-        known = {"", "ai.onnx", "com.microsoft"}
         return [
-            ParserError(ErrorCode.INVALID_NODE, _CHECK_FAILED, node=number, name=node.name, operator=node.op_type,
-                        func="checkFallbackPluginImporter", file="onnxOpCheckers.cpp")
+            ParserError(
+                ErrorCode.INVALID_NODE,
+                _CHECK_FAILED,
+                node=number,
+                name=node.name,
+                operator=node.op_type,
+                func="checkFallbackPluginImporter",
+                file="onnxOpCheckers.cpp",
+            )
             for number, node in enumerate(model.graph.node)
-            if node.domain not in known and not plugins
-        ]  # fmt: skip
+            if node.domain not in ("", "ai.onnx", "com.microsoft") and not plugins
+        ]
 
     @staticmethod
     def _untyped(model: ModelProto) -> list[ParserError]:
+        text = "Failed to convert ONNX date type to TensorRT data type. Tensor: {}"
         return [
-            ParserError(ErrorCode.UNSUPPORTED_GRAPH, f"Failed to convert ONNX date type to TensorRT data type. Tensor: {info.name}",
-                        func="importInput")
+            ParserError(ErrorCode.UNSUPPORTED_GRAPH, text.format(info.name), func="importInput")
             for info in (*model.graph.input, *model.graph.output)
             if info.type.tensor_type.elem_type not in TYPES
-        ]  # fmt: skip
+        ]

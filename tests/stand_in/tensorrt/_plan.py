@@ -92,7 +92,7 @@ def _tensor(one: ITensor) -> dict[str, Any]:
 
 
 def _layers(model: ModelProto, effects: Mapping[str, float], tactic: int) -> list[dict[str, Any]]:
-    """Neighbouring nodes are fused. Each token that has an effect changes the tactic of one layer, always the same, and its time."""
+    """Neighbouring nodes are fused. A token that has an effect changes tactic and time of one layer, always the same."""
     nodes = list(model.graph.node)
     groups = [nodes[start : start + _FUSED] for start in range(0, len(nodes), _FUSED)]
     rng = np.random.default_rng(len(nodes))

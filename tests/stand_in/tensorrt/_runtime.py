@@ -74,8 +74,8 @@ class Runtime(Speaker):
             )
             return None
         if plan.version != VERSION:
-            self.fail("IRuntime::deserializeCudaEngine", f"The engine plan file is not compatible with this version of TensorRT, expecting library version "
-                      f"{VERSION} got {plan.version}, please rebuild.")  # fmt: skip
+            text = "The engine plan file is not compatible with this version of TensorRT, expecting library version"
+            self.fail("IRuntime::deserializeCudaEngine", f"{text} {VERSION} got {plan.version}, please rebuild.")
             return None
         if "loadFails" in plan.actions:
             self.fail("IRuntime::deserializeCudaEngine", "Serialization assertion magicTagRead == kMAGIC_TAG failed.")
@@ -236,8 +236,10 @@ class IExecutionContext(Speaker):
         least, _, most = self.engine.get_tensor_profile_shape(name, self._profile)
         wanted = tuple(shape)
         if len(wanted) != len(least) or not all(a <= size <= b for a, size, b in zip(least, wanted, most, strict=True)):
-            self.misuse("IExecutionContext::setInputShape", "Static dimension mismatch or runtime dimension not satisfying any optimization profile "
-                        f"while setting input shape: {name}, {wanted}")  # fmt: skip
+            text = (
+                "Static dimension mismatch or runtime dimension not satisfying any optimization profile while setting input shape"
+            )
+            self.misuse("IExecutionContext::setInputShape", f"{text}: {name}, {wanted}")
             return False
         self._shapes[name] = wanted
         return True
