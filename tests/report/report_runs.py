@@ -190,6 +190,7 @@ class Run:
             "method": {"method": "rank-sum-1", "power": "5 candidate and 10 default builds: proven with 90%"},
             "route_gain": interval if pick else None,
             "p_value": 0.001 if pick else None,
+            "builds": builds,
         }
         record = VerdictRecord(
             run=RUN,
@@ -206,7 +207,6 @@ class Run:
             losses=losses(),
             latency_seconds=BASE * (1 - gain),
             baseline_seconds=BASE,
-            builds=builds,
             seconds=60.0,
             finished_at="2026-01-01T01:00:00Z",
             **(given | fields),

@@ -29,7 +29,7 @@ def test_no_difference_at_all_is_drawn_like_any_other():
 def test_one_trial_is_enough():
     run = Run().discover().plan(1, [knob(0)]).result(trial_id(1, 0), knob(0), -0.1)
     drawn = plots.all_plots(page_of(run.reader))
-    assert [name for name, plot in drawn.items() if plot.missing] == ["final"]
+    assert [name for name, plot in drawn.items() if plot.missing] == ["final", "layers"]
 
 
 def test_an_empty_run_says_why_there_is_nothing_to_see():

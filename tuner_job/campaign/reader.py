@@ -134,8 +134,8 @@ class RunReader:
             self._verdict = verdict
         return self._verdict
 
-    def layers(self) -> Mapping[Literal["candidate", "baseline"], LayerProfile]:
-        """Layers of one build of each side of the final; empty before it, and where the library does not tell them.
+    def layers(self) -> Mapping[str, LayerProfile]:
+        """`candidate` and `baseline` → layers of one build of that side of the final; empty where none are on record.
 
         Raises InputError or StoreCorrupt for a blob that is gone, damaged or too long.
         """
@@ -150,7 +150,7 @@ class RunReader:
             raise InputError(f"{key}: not gzip: {error}", reason="PoisonedRecord") from None
         _require(key, inflater.eof, f"it is cut off, or inflates to more than {LAYERS_TEXT_BYTES} bytes")
         try:
-            return _LAYERS.validate_json(text)
+            return {str(side): profile for side, profile in _LAYERS.validate_json(text).items()}
         except ValidationError as error:
             raise InputError(f"{key}: not the layers of a final: {first_problem(error)}", reason="PoisonedRecord") from None
 

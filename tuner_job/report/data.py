@@ -26,8 +26,10 @@ from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
 from tuner_job.measure.summary import Metric, gain, objective
 from tuner_job.report import effects
+from tuner_job.report.conditions import Conditions, conditions_of
 from tuner_job.report.noise import Noise, noise_of
 from tuner_job.report.story import Story, story_of
+from tuner_job.report.why import Why, why_of
 from tuner_job.report.words import candidate_text, failures
 
 NORMAL_95 = 1.96
@@ -82,6 +84,8 @@ class TrialRow:
     cached: bool = False
     convicted: bool = False
     engine: str = ""
+    same_engine: bool = False
+    """Its fingerprint is one of the pilot's default builds: what it changed did nothing."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ class Page:
     effects: tuple[effects.Effect, ...]
     lost: tuple[LostRow, ...]
     noise: Noise | None
+    why: Why
+    conditions: Conditions
     baseline_loss: float | None
     loss_metric: str
     threshold: float
@@ -187,7 +193,8 @@ def page_of(reader: RunReader) -> Page:
         for trial in sorted(planned)
     ]
     order = {result.trial: number for number, result in enumerate(in_time, start=1)}
-    rows = [replace(row, order=order.get(row.trial)) for row in rows]
+    same = _same_engines(discovery, results) if discovery else frozenset()
+    rows = [replace(row, order=order.get(row.trial), same_engine=row.trial in same) for row in rows]
     return Page(
         job=str(run.owner),
         target=run.target,
@@ -200,6 +207,8 @@ def page_of(reader: RunReader) -> Page:
         effects=effects.estimate([_effect_trial(result, by_trial) for result in results.values()]),
         lost=_lost(rows, in_time, pick),
         noise=noise_of(discovery, in_time, verdict, metric) if discovery else None,
+        why=why_of(verdict, reader.layers),
+        conditions=conditions_of(discovery, in_time, verdict) if discovery else Conditions(),
         baseline_loss=_worst(discovery.baseline_losses, run.inputs.accuracy)[0] if discovery else None,
         loss_metric=run.inputs.accuracy.metric,
         threshold=run.inputs.accuracy.threshold,
@@ -208,6 +217,16 @@ def page_of(reader: RunReader) -> Page:
         min_improvement=run.inputs.min_improvement,
         higher_is_better=metric == "Throughput",
         problems=tuple(problems),
+    )
+
+
+def _same_engines(discovery: DiscoveryRecord, results: Mapping[str, ResultRecord]) -> frozenset[str]:
+    """Trials whose engine is one that the default also gave."""
+    default = {build.engine.fingerprint for build in discovery.pilot} - {""}
+    return frozenset(
+        trial
+        for trial, result in results.items()
+        if result.engine and result.engine.fingerprint in default and not result.candidate.is_baseline
     )
 
 

@@ -63,6 +63,7 @@ def render(page: Page) -> str:
     environment.filters |= {
         "percent": _percent,
         "latency": _optional(lambda value: latency_text(value, page.baseline_seconds)),
+        "layer": _optional(_layer_text),
         "duration": _optional(seconds_text),
         "interval": interval_text,
         "loss": _optional(lambda value: f"{value:.3g}"),
@@ -81,6 +82,11 @@ def render(page: Page) -> str:
 
 def _percent(value: float | None, digits: int = 1) -> str:
     return "" if value is None else f"{round(value, digits + 2) + 0.0:+.{digits}%}"
+
+
+def _layer_text(seconds: float) -> str:
+    """In microseconds, as layers are."""
+    return f"{seconds * 1e6:,.1f} µs"
 
 
 def _optional(show: Callable[[float], str]) -> Callable[[float | None], str]:

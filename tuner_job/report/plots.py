@@ -30,6 +30,7 @@ from tuner_job.report.canvas import (
     whole_numbers,
 )
 from tuner_job.report.data import Page
+from tuner_job.report.layers import SAME
 from tuner_job.report.noise import Build
 from tuner_job.report.words import latency_unit, plain_text
 
@@ -49,6 +50,7 @@ def all_plots(page: Page) -> dict[str, Plot]:
         "pilot": pilot,
         "workers": workers,
         "final": final,
+        "layers": layers,
     }
     return {name: drawn(name, partial(make, page)) for name, make in makers.items()}
 
@@ -265,6 +267,42 @@ def final(page: Page) -> tuple[Figure, str]:
     return image, (
         f"Sessions of the final: {len(own)} candidate builds against {len(default)} default builds, fastest at the top. "
         f"The candidate's build is the faster one in {wins:.0%} of all pairs."
+    )
+
+
+def layers(page: Page) -> tuple[Figure, str]:
+    """Time by part of the model in both engines, where it changed most."""
+    parts = [
+        (part, part.baseline_seconds, part.candidate_seconds)
+        for part in page.why.top
+        if part.baseline_seconds is not None and part.candidate_seconds is not None
+    ]
+    if not parts:
+        raise NothingToShow("No layer's time differs, or none was timed.")
+    unit, factor = latency_unit(max(max(before, after) for _, before, after in parts))
+    image, axes = figure(0.75 + 0.42 * len(parts))
+    for position, (_, before, after) in enumerate(parts):
+        axes.barh(position - 0.02, before * factor, height=0.22, color=MUTED, alpha=0.6)
+        axes.barh(position + 0.22, after * factor, height=0.22, color=GREEN if after < before else RED)
+    for position, (part, _, _) in enumerate(parts):
+        axes.annotate(
+            f"{short(part.name, 84)}  {'' if part.what == SAME else f'({part.what})'}", (0, position - 0.27),
+            xycoords=("axes fraction", "data"), xytext=(2, 0), textcoords="offset points", fontsize=7, va="center",
+            family="monospace", bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
+        )  # fmt: skip
+        axes.annotate(
+            f"{-(part.saved or 0.0) * factor:+.3g}", (1.01, position + 0.08), xycoords=("axes fraction", "data"), fontsize=8.5,
+            va="center",
+        )  # fmt: skip
+    axes.set_ylim(len(parts) - 0.5, -0.6)
+    axes.set_yticks([])
+    axes.grid(False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(f"{unit} per inference, each layer timed by itself (right: difference)")
+    first = parts[0][0]
+    return image, (
+        f"Time in the default and in the candidate of the {len(parts)} parts of the model that changed most. The first is "
+        f"{first.name} ({first.what}): {parts[0][1] * factor:.3g} against {parts[0][2] * factor:.3g} {unit}."
     )
 
 

@@ -67,6 +67,8 @@ class Story:
     """Device, versions, identity, …"""
     warnings: tuple[str, ...]
     """About the references."""
+    notes: tuple[str, ...]
+    """What the backend said of its library on the device."""
     inputs: str
     """All inputs of the run, JSON."""
 
@@ -92,6 +94,7 @@ def story_of(reader: RunReader, plans: Sequence[PlanRecord], outcomes: Mapping[O
         inside=tuple(_inside(run, discovery)),
         sections=tuple((title, tuple(facts)) for title, facts in _sections(run, discovery, verdict) if facts),
         warnings=discovery.reference_warnings if discovery else (),
+        notes=discovery.notes if discovery else (),
         inputs=json.dumps(run.inputs.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False),
     )
 
