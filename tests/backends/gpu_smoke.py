@@ -44,7 +44,7 @@ from tuner_job.api.child import MeasureSettings, ShapeCase  # noqa: E402
 from tuner_job.api.measurement import Candidate  # noqa: E402
 from tuner_job.backends.onnxruntime import OnnxRuntimeBackend  # noqa: E402
 from tuner_job.backends.onnxruntime.knobs import knobs  # noqa: E402
-from tuner_job.backends.protocol import BuildRefused  # noqa: E402
+from tuner_job.backends.protocol import BuildOrder, BuildRefused  # noqa: E402
 
 
 def main() -> int:
@@ -115,7 +115,7 @@ class Smoke:
     def _attempt(self, route: str, settings: MeasureSettings | None) -> dict[str, object]:
         start = time.monotonic()
         file = self.model.with_suffix(".engine")
-        fingerprint = self.backend.build(self.model, self.cases, Candidate(route=route), file)
+        fingerprint = self.backend.build(BuildOrder(self.model, self.cases, Candidate(route=route), file))
         engine = self.backend.load(file)
         outputs = engine.run(self.inputs)
         error = max(float(np.abs(outputs[key] - right).max() / np.abs(right).max()) for key, right in self.expected.items())

@@ -25,7 +25,7 @@ from tuner_job.backends.onnxruntime.build import _copies_between_devices, build_
 from tuner_job.backends.onnxruntime.errors import one_line
 from tuner_job.backends.onnxruntime.fingerprint import graph_digest
 from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings, SessionSettings
-from tuner_job.backends.protocol import BadModel, BuildRefused, Unsupported
+from tuner_job.backends.protocol import BadModel, BuildOrder, BuildRefused, Unsupported
 
 STATIC = (ShapeCase(name="static"),)
 
@@ -37,14 +37,14 @@ def backend():
 
 def test_bytes_of_a_build_without_layout_passes_repeat(backend, tmp_path):
     model = relu(tmp_path / "m.onnx")
-    fingerprints = {backend.build(model, STATIC, Candidate(), tmp_path / name) for name in ("a", "b")}
+    fingerprints = {backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / name)) for name in ("a", "b")}
     assert len(fingerprints) == 1
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "m.onnx"]
 
 
 def test_fingerprints_see_what_is_computed_not_how_it_is_named(backend, tmp_path):
-    build = lambda model, route="": backend.build(model, STATIC, Candidate(route=route), tmp_path / "e")  # noqa: E731
+    build = lambda model, route="": backend.build(BuildOrder(model, STATIC, Candidate(route=route), tmp_path / "e"))  # noqa: E731
     plain = conv_net(tmp_path / "plain.onnx")
     renamed = conv_net(tmp_path / "renamed.onnx", names="other/")
     assert build(plain) == build(plain) == build(renamed)
@@ -59,8 +59,8 @@ def test_fingerprints_see_what_is_computed_not_how_it_is_named(backend, tmp_path
 
 def test_an_optimizer_that_finds_nothing_leaves_the_fingerprint(backend, tmp_path):
     model = relu(tmp_path / "m.onnx")
-    default = backend.build(model, STATIC, Candidate(), tmp_path / "a")
-    assert backend.build(model, STATIC, Candidate(route="-graph:disable:ConvAddFusion=on"), tmp_path / "b") == default
+    default = backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "a"))
+    assert backend.build(BuildOrder(model, STATIC, Candidate(route="-graph:disable:ConvAddFusion=on"), tmp_path / "b")) == default
 
 
 @given(order=st.permutations(range(4)))
@@ -104,7 +104,7 @@ def test_a_digest_covers_subgraphs_and_what_they_capture(tmp_path):
 def test_a_model_that_cannot_work_is_a_bad_model_under_every_route(backend, tmp_path, make, message, component, route):
     make(tmp_path / "m.onnx")
     if component == "builder":
-        attempt = partial(backend.build, tmp_path / "m.onnx", STATIC, Candidate(route=route), tmp_path / "e")
+        attempt = partial(backend.build, BuildOrder(tmp_path / "m.onnx", STATIC, Candidate(route=route), tmp_path / "e"))
     else:
         attempt = partial(backend.reference, tmp_path / "m.onnx")
     with pytest.raises(BadModel, match=message) as caught:
@@ -120,7 +120,7 @@ def test_a_truncated_model_is_a_bad_model(backend, tmp_path):
     whole = conv_net(tmp_path / "whole.onnx").read_bytes()
     (tmp_path / "m.onnx").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadModel, match="truncated"):
-        backend.build(tmp_path / "m.onnx", STATIC, Candidate(), tmp_path / "e")
+        backend.build(BuildOrder(tmp_path / "m.onnx", STATIC, Candidate(), tmp_path / "e"))
 
 
 def external(path: Path, location="weights.bin") -> Path:
@@ -135,7 +135,7 @@ def test_external_data_is_followed(backend, tmp_path):
     x = {"x": np.random.default_rng(1).standard_normal((1, 16, 12, 12)).astype(np.float32)}
     outputs = []
     for model in (inline, outside):
-        backend.build(model, STATIC, Candidate(), tmp_path / "e")
+        backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "e"))
         outputs.append(backend.load(tmp_path / "e").run(x)["y"])
     assert np.array_equal(*outputs)
 
@@ -154,7 +154,10 @@ def test_external_data_that_is_missing_short_or_elsewhere_is_a_bad_model(backend
                 if entry.key == "location":
                     entry.value = "../weights.bin"
         model.write_bytes(proto.SerializeToString())
-    for attempt in (lambda: backend.build(model, STATIC, Candidate(), tmp_path / "e"), lambda: backend.reference(model)):
+    for attempt in (
+        lambda: backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "e")),
+        lambda: backend.reference(model),
+    ):
         with pytest.raises(BadModel, match=r"weights\.bin"):
             attempt()
 
@@ -171,8 +174,8 @@ def test_external_data_that_is_missing_short_or_elsewhere_is_a_bad_model(backend
 def test_shapes_that_do_not_fit_are_a_bad_model(backend, tmp_path, tensors, message):
     model = relu(tmp_path / "m.onnx", shape=["batch", 3])
     with pytest.raises(BadModel, match=message):
-        backend.build(model, [ShapeCase(name="c", tensors=tensors)], Candidate(), tmp_path / "e")
-    assert backend.build(model, [ShapeCase(name="c", tensors={"x": (5, 3)})], Candidate(), tmp_path / "e")
+        backend.build(BuildOrder(model, [ShapeCase(name="c", tensors=tensors)], Candidate(), tmp_path / "e"))
+    assert backend.build(BuildOrder(model, [ShapeCase(name="c", tensors={"x": (5, 3)})], Candidate(), tmp_path / "e"))
 
 
 def test_a_failure_that_only_a_route_causes_is_refused(tmp_path):
@@ -189,9 +192,9 @@ def test_a_failure_that_only_a_route_causes_is_refused(tmp_path):
 def test_builder_settings_and_unknown_knobs_are_unsupported(backend, tmp_path):
     model = relu(tmp_path / "m.onnx")
     with pytest.raises(Unsupported, match="optimizationLevel"):
-        backend.build(model, STATIC, Candidate(settings={"optimizationLevel": "5"}), tmp_path / "e")
+        backend.build(BuildOrder(model, STATIC, Candidate(settings={"optimizationLevel": "5"}), tmp_path / "e"))
     with pytest.raises(Unsupported, match="-reshape_ppg"):
-        backend.build(model, STATIC, Candidate(route="-reshape_ppg=off"), tmp_path / "e")
+        backend.build(BuildOrder(model, STATIC, Candidate(route="-reshape_ppg=off"), tmp_path / "e"))
 
 
 def test_the_models_folder_is_never_written(backend, tmp_path):
@@ -199,7 +202,7 @@ def test_the_models_folder_is_never_written(backend, tmp_path):
     folder.mkdir()
     model = external(folder / "m.onnx")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    backend.build(model, STATIC, Candidate(), tmp_path / "e")
+    backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "e"))
     backend.load(tmp_path / "e").close()
     backend.reference(model).close()
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -211,17 +214,17 @@ def test_an_engine_that_holds_the_source_model_optimises_when_it_loads(backend, 
     session = SessionFile(onnxruntime=ort.__version__, device="CPU", load=LoadSettings(), graph=GraphSettings(level="basic"))
     pack(tmp_path / "e", session, model, external_files(model))
     x = {"x": np.ones((1, 16, 12, 12), np.float32)}
-    backend.build(model, STATIC, Candidate(route="-graph:level=basic"), tmp_path / "saved")
+    backend.build(BuildOrder(model, STATIC, Candidate(route="-graph:level=basic"), tmp_path / "saved"))
     assert np.array_equal(backend.load(tmp_path / "e").run(x)["y"], backend.load(tmp_path / "saved").run(x)["y"])
 
 
 def test_large_weights_lie_beside_the_model(tmp_path, monkeypatch, backend):
     monkeypatch.setattr("tuner_job.backends.onnxruntime.build.INLINE_BYTES", 1000)
     model = conv_net(tmp_path / "m.onnx")
-    beside = backend.build(model, STATIC, Candidate(), tmp_path / "beside")
+    beside = backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "beside"))
     assert zipfile.ZipFile(tmp_path / "beside").namelist() == ["session.json", "model.onnx", "model.data"]
     monkeypatch.undo()
-    assert backend.build(model, STATIC, Candidate(), tmp_path / "inline") is not None
+    assert backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "inline")) is not None
     x = {"x": np.ones((1, 16, 12, 12), np.float32)}
     assert np.array_equal(backend.load(tmp_path / "beside").run(x)["y"], backend.load(tmp_path / "inline").run(x)["y"])
     assert beside
@@ -243,7 +246,7 @@ def test_a_model_over_2_gib_builds_loads_and_runs(backend, tmp_path):
         file.truncate(rows * columns * 4)
         file.seek((rows - 1) * columns * 4)
         file.write(np.ones(columns, np.float32).tobytes())
-    assert backend.build(tmp_path / "m.onnx", STATIC, Candidate(), tmp_path / "e")
+    assert backend.build(BuildOrder(tmp_path / "m.onnx", STATIC, Candidate(), tmp_path / "e"))
     assert (tmp_path / "e").stat().st_size > 2 << 30
     engine = backend.load(tmp_path / "e")
     assert engine.run({"i": np.array([0, rows - 1])})["y"] == columns
@@ -258,7 +261,7 @@ def test_names_that_leave_the_folder_are_seen(name):
 
 def test_files_that_are_no_engines_are_refused(backend, tmp_path):
     model = relu(tmp_path / "m.onnx")
-    backend.build(model, STATIC, Candidate(), tmp_path / "e")
+    backend.build(BuildOrder(model, STATIC, Candidate(), tmp_path / "e"))
     whole = (tmp_path / "e").read_bytes()
 
     def refuses(match: str) -> None:
@@ -316,5 +319,5 @@ def test_models_with_functions_of_their_own_keep_their_meaning_under_either_inli
     model = h.make_model(graph, functions=[twice], opset_imports=opsets, ir_version=9)
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     for route in ("", "-graph:function_inlining:disable=on"):
-        backend.build(tmp_path / "m.onnx", STATIC, Candidate(route=route), tmp_path / "e")
+        backend.build(BuildOrder(tmp_path / "m.onnx", STATIC, Candidate(route=route), tmp_path / "e"))
         assert backend.load(tmp_path / "e").run({"x": np.arange(3, dtype=np.float32)})["y"].tolist() == [0, 2, 4]

@@ -22,6 +22,7 @@ from tuner_job.api.measurement import Candidate
 from tuner_job.backends.onnxruntime import OnnxRuntimeBackend, timers
 from tuner_job.backends.onnxruntime.identity import allowed_cores, cpu_model, usable_cores
 from tuner_job.backends.onnxruntime.knobs import knobs
+from tuner_job.backends.protocol import BuildOrder
 from tuner_job.measure.sampling import Aside
 
 ONE_THREAD = "-session:intra_op_threads=1 -session:intra_op_spinning=off"
@@ -69,8 +70,8 @@ def real(request):
 
 def test_the_empty_route_is_a_plain_session(backend, real, tmp_path):
     model, inputs = real
-    first = backend.build(model, case_of(inputs), Candidate(), tmp_path / "a")
-    assert backend.build(model, case_of(inputs), Candidate(), tmp_path / "b") == first
+    first = backend.build(BuildOrder(model, case_of(inputs), Candidate(), tmp_path / "a"))
+    assert backend.build(BuildOrder(model, case_of(inputs), Candidate(), tmp_path / "b")) == first
     engine = backend.load(tmp_path / "a")
     assert engine.file.graph is None, "saved optimised, so nothing is left to do when loading"
     assert engine.file.load == type(engine.file.load)()
@@ -82,7 +83,7 @@ def test_the_empty_route_is_a_plain_session(backend, real, tmp_path):
 
 def test_the_reference_is_close_to_the_engine_and_repeats(backend, real, tmp_path):
     model, inputs = real
-    backend.build(model, case_of(inputs), Candidate(route=ONE_THREAD), tmp_path / "e")
+    backend.build(BuildOrder(model, case_of(inputs), Candidate(route=ONE_THREAD), tmp_path / "e"))
     built, again, reference = backend.load(tmp_path / "e").run(inputs), backend.reference(model), backend.reference(model)
     for name, expected in reference.run(inputs).items():
         assert np.array_equal(again.run(inputs)[name], expected)
@@ -98,7 +99,7 @@ def small(backend, tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     model = conv_net(folder / "m.onnx")
     x = {"x": floats(1, 16, 12, 12)}
-    backend.build(model, case_of(x), Candidate(), folder / "e")
+    backend.build(BuildOrder(model, case_of(x), Candidate(), folder / "e"))
     engine = backend.load(folder / "e")
     yield model, x, engine.run(x)["y"]
     engine.close()
@@ -107,7 +108,7 @@ def small(backend, tmp_path_factory):
 @pytest.mark.parametrize("route", ALL_ROUTES)
 def test_every_value_of_every_knob_builds_loads_runs_and_stays_close(backend, small, tmp_path, route):
     model, inputs, expected = small
-    backend.build(model, case_of(inputs), Candidate(route=route), tmp_path / "e")
+    backend.build(BuildOrder(model, case_of(inputs), Candidate(route=route), tmp_path / "e"))
     engine = backend.load(tmp_path / "e")
     assert engine.file.graph is None
     np.testing.assert_allclose(engine.run(inputs)["y"], expected, atol=1e-4, rtol=1e-4)
@@ -116,7 +117,8 @@ def test_every_value_of_every_knob_builds_loads_runs_and_stays_close(backend, sm
 
 def test_knobs_that_must_change_a_real_graph_do(backend, tmp_path):
     package, path, inputs = MODELS["classifier"]
-    build = lambda route: backend.build(package_file(package, path), case_of(inputs), Candidate(route=route), tmp_path / "e")  # noqa: E731
+    model, cases = package_file(package, path), case_of(inputs)
+    build = lambda route: backend.build(BuildOrder(model, cases, Candidate(route=route), tmp_path / "e"))  # noqa: E731
     names = ("ConstantFolding", "MatMulAddFusion", "ReshapeFusion", "NchwcTransformer", "ConvActivationFusion")
     routes = ["", "-graph:level=basic", "-graph:level=disabled", *(f"-graph:disable:{name}=on" for name in names)]
     assert len({build(route) for route in routes}) == len(routes)
@@ -125,7 +127,7 @@ def test_knobs_that_must_change_a_real_graph_do(backend, tmp_path):
 def test_dynamic_shapes_run_at_any_size(backend, tmp_path):
     package, path, _ = MODELS["detector"]
     cases = [ShapeCase(name=str(size), tensors={"x": (1, 3, size, size)}) for size in (64, 128)]
-    backend.build(package_file(package, path), cases, Candidate(), tmp_path / "e")
+    backend.build(BuildOrder(package_file(package, path), cases, Candidate(), tmp_path / "e"))
     engine = backend.load(tmp_path / "e")
     for size in (64, 128, 96):
         assert engine.run({"x": floats(1, 3, size, size)})["sigmoid_0.tmp_0"].shape == (1, 1, size, size)
@@ -134,7 +136,7 @@ def test_dynamic_shapes_run_at_any_size(backend, tmp_path):
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_timer_gives_as_many_positive_latencies_as_asked(backend, tmp_path, streams):
     package, path, inputs = MODELS["vad"]
-    backend.build(package_file(package, path), case_of(inputs), Candidate(route=ONE_THREAD), tmp_path / "e")
+    backend.build(BuildOrder(package_file(package, path), case_of(inputs), Candidate(route=ONE_THREAD), tmp_path / "e"))
     engine = backend.load(tmp_path / "e")
     timer = engine.timer(inputs, MeasureSettings(streams=streams))
     for count in (1, 7):
@@ -157,7 +159,7 @@ def test_a_timer_survives_models_whose_outputs_change_shape_with_values(backend,
     (tmp_path / "m.onnx").write_bytes(
         h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9).SerializeToString()
     )
-    backend.build(tmp_path / "m.onnx", [ShapeCase(name="c")], Candidate(), tmp_path / "e")
+    backend.build(BuildOrder(tmp_path / "m.onnx", [ShapeCase(name="c")], Candidate(), tmp_path / "e"))
     engine = backend.load(tmp_path / "e")
     inputs = {"x": np.array([0, 1, 0, 2], np.float32)}
     assert (engine.timer(inputs, MeasureSettings()).sample(3) > 0).all()
@@ -166,7 +168,7 @@ def test_a_timer_survives_models_whose_outputs_change_shape_with_values(backend,
 
 def test_engines_carry_over_to_another_process(backend, tmp_path):
     package, path, inputs = MODELS["classifier"]
-    backend.build(package_file(package, path), case_of(inputs), Candidate(route=ONE_THREAD), tmp_path / "e")
+    backend.build(BuildOrder(package_file(package, path), case_of(inputs), Candidate(route=ONE_THREAD), tmp_path / "e"))
     np.savez(tmp_path / "inputs.npz", **inputs)
     code = """
 import sys, numpy as np
@@ -186,7 +188,7 @@ def test_a_closed_engine_leaves_nothing_in_scratch(backend, tmp_path, monkeypatc
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    backend.build(package_file(package, path), case_of(inputs), Candidate(), tmp_path / "e")
+    backend.build(BuildOrder(package_file(package, path), case_of(inputs), Candidate(), tmp_path / "e"))
     engine = backend.load(tmp_path / "e")
     assert len(list(scratch.iterdir())) == 1
     engine.close()
@@ -197,7 +199,7 @@ def test_a_closed_engine_leaves_nothing_in_scratch(backend, tmp_path, monkeypatc
 def test_what_fails_while_it_runs_is_told_in_one_line(backend, tmp_path):
     nodes = [h.make_node("Reshape", ["x", "shape"], ["y"])]
     save(tmp_path / "m.onnx", nodes, [value("x", [2, 3]), value("shape", [2], T.INT64)], [value("y", None)])
-    backend.build(tmp_path / "m.onnx", [ShapeCase(name="c")], Candidate(), tmp_path / "e")
+    backend.build(BuildOrder(tmp_path / "m.onnx", [ShapeCase(name="c")], Candidate(), tmp_path / "e"))
     with closing(backend.load(tmp_path / "e")) as engine, pytest.raises(RuntimeError) as caught:
         engine.run({"x": floats(2, 3), "shape": np.array([4, 5])})
     assert "\n" not in str(caught.value)
@@ -208,7 +210,7 @@ def test_what_fails_while_it_runs_is_told_in_one_line(backend, tmp_path):
 def test_a_timer_lets_the_threads_of_another_engine_fall_asleep(backend, tmp_path, monkeypatch):
     model, engine = conv_net(tmp_path / "m.onnx"), tmp_path / "engine"
     inputs = {"x": floats(1, 16, 12, 12)}
-    backend.build(model, [ShapeCase(name="c", tensors={"x": (1, 16, 12, 12)})], Candidate(), engine)
+    backend.build(BuildOrder(model, [ShapeCase(name="c", tensors={"x": (1, 16, 12, 12)})], Candidate(), engine))
     with closing(backend.load(engine)) as first, closing(backend.load(engine)) as second:
         one, other = (each.timer(inputs, MeasureSettings()) for each in (first, second))
         waits = []
@@ -276,4 +278,4 @@ def test_a_gpu_that_is_not_there_is_said_in_one_line():
     package, path, inputs = MODELS["vad"]
     gpu = OnnxRuntimeBackend("GPU")
     with pytest.raises(TrtfleetError, match="no CUDA provider"):
-        gpu.build(package_file(package, path), case_of(inputs), Candidate(), Path(tempfile.gettempdir()) / "never")
+        gpu.build(BuildOrder(package_file(package, path), case_of(inputs), Candidate(), Path(tempfile.gettempdir()) / "never"))

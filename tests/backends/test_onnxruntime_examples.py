@@ -10,6 +10,7 @@ from tuner_job.api.child import ShapeCase
 from tuner_job.api.documents import load_documents
 from tuner_job.api.measurement import Candidate
 from tuner_job.backends.onnxruntime import OnnxRuntimeBackend
+from tuner_job.backends.protocol import BuildOrder
 from tuner_job.model.fetch import fetch
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.select import require_search, select
@@ -33,4 +34,4 @@ def test_an_example_can_be_tuned_here(path, tmp_path):
     model = fetch(job.spec.model.uri, tmp_path, base=path.parent)
     shapes = job.spec.model.shapes
     cases = [ShapeCase(name=shape.name, tensors={key: value.opt for key, value in shape.tensors.items()}) for shape in shapes]
-    assert backend.build(model, cases or [ShapeCase(name="static")], Candidate(), tmp_path / "engine")
+    assert backend.build(BuildOrder(model, cases or [ShapeCase(name="static")], Candidate(), tmp_path / "engine"))

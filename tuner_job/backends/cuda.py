@@ -4,7 +4,8 @@ libcuda comes with the driver, so nothing depends on the CUDA version that an en
 share the device's primary context, hence a library's work can be put on a stream made here, read buffers made here, and be timed
 by events. A context is made when one is first needed (`Driver.use`): the device can be looked at before this process is on it.
 
-Whoever makes a stream, buffer or graph closes it, graphs first: a graph holds addresses, not references.
+Whoever makes a stream, buffer or graph closes it: graphs first, then streams, then buffers, since work on a stream holds
+addresses, not references.
 """
 
 from __future__ import annotations
@@ -91,6 +92,13 @@ class Driver:
         message = f"{name} failed: {(text.value or b'unknown error').decode(errors='replace')} ({code})"
         raise MemoryError(message) if code == _OUT_OF_MEMORY else CudaError(message, code)
 
+    def release(self, name: str, handle: int) -> None:
+        """Call a function that frees something. Its answer is not heeded: it repeats errors of earlier work, and nothing could be
+        done."""
+        if self._context is not None:
+            self._lib.cuCtxSetCurrent(self._context)
+            getattr(self._lib, name)(handle)
+
     def use(self) -> None:
         """Make the primary context current in this thread; the first call creates it."""
         with self._lock:
@@ -135,8 +143,7 @@ class DeviceBuffer:
 
     def close(self) -> None:
         if self.address:
-            self._driver.use()
-            self._driver.call("cuMemFree_v2", self.address)
+            self._driver.release("cuMemFree_v2", self.address)
             self.address = 0
 
 
@@ -158,8 +165,7 @@ class PinnedBuffer:
 
     def close(self) -> None:
         if self.address:
-            self._driver.use()
-            self._driver.call("cuMemFreeHost", self.address)
+            self._driver.release("cuMemFreeHost", self.address)
             self.address = 0
 
 
@@ -174,8 +180,7 @@ class Graph:
 
     def close(self) -> None:
         if self._handle:
-            self._driver.use()
-            self._driver.call("cuGraphExecDestroy", self._handle)
+            self._driver.release("cuGraphExecDestroy", self._handle)
             self._handle = 0
 
 
@@ -190,7 +195,8 @@ class Stream:
         for event in (start, end):
             driver.call("cuEventCreate", byref(event), 0)
         self.handle: int = stream.value or 0
-        self._start, self._end = start.value, end.value
+        self._start: int = start.value or 0
+        self._end: int = end.value or 0
 
     def mark_start(self) -> None:
         self._driver.call("cuEventRecord", self._start, self.handle)
@@ -236,12 +242,12 @@ class Stream:
         return Graph(self._driver, launchable.value or 0)
 
     def close(self) -> None:
+        """Waits for what is on it, so that buffers may go next."""
         if self.handle:
-            self._driver.use()
-            self._driver.call("cuStreamSynchronize", self.handle)
-            for event in (self._start, self._end):
-                self._driver.call("cuEventDestroy_v2", event)
-            self._driver.call("cuStreamDestroy_v2", self.handle)
+            self._driver.release("cuStreamSynchronize", self.handle)
+            self._driver.release("cuEventDestroy_v2", self._start)
+            self._driver.release("cuEventDestroy_v2", self._end)
+            self._driver.release("cuStreamDestroy_v2", self.handle)
             self.handle = 0
 
     def _abandon_capture(self) -> None:

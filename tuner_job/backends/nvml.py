@@ -12,7 +12,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_uint, c_ulonglo
 from functools import lru_cache
 
 from tuner_job.api.base import TrtfleetError
-from tuner_job.api.measurement import DeviceState, GpuProcess
+from tuner_job.api.measurement import Device, DeviceState, GpuProcess
 from tuner_job.backends.cuda import driver, library
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
@@ -229,6 +229,17 @@ class Nvml:
 def nvml() -> Nvml:
     """NVML for this process's GPU; raises TrtfleetError. Makes no CUDA context."""
     return Nvml(driver().uuid(), driver().pci_bus_id())
+
+
+def identify() -> Device:
+    """The device class of this process's GPU; raises TrtfleetError where there is none."""
+    return Device(
+        type="GPU",
+        product=nvml().product(),
+        mig_profile=nvml().mig_profile(),
+        compute_capability=driver().compute_capability(),
+        driver=nvml().driver(),
+    )
 
 
 def state() -> DeviceState:

@@ -9,10 +9,10 @@ from typing import Literal
 import onnxruntime as ort
 
 from tuner_job.api.measurement import BuilderSetting, Device, DeviceState
-from tuner_job.backends.onnxruntime import cuda
+from tuner_job.backends import nvml
 from tuner_job.backends.onnxruntime.build import build_engine, external_files
 from tuner_job.backends.onnxruntime.engine import OrtEngine, ReferenceEngine
-from tuner_job.backends.onnxruntime.identity import allowed_cores, identify
+from tuner_job.backends.onnxruntime.identity import allowed_cores, cudnn_version, identify
 from tuner_job.backends.onnxruntime.knobs import knob_list, knobs, settings_of
 from tuner_job.backends.onnxruntime.settings import default_threads
 from tuner_job.backends.protocol import BadModel, BuildOrder, Engine, Unsupported
@@ -35,7 +35,7 @@ class OnnxRuntimeBackend:
             ort.preload_dlls()  # CUDA and cuDNN from Python packages, where the system has none
 
     def state(self) -> DeviceState | None:
-        return None
+        return nvml.state() if self._device == "GPU" else None
 
     def load_plugins(self, paths: Sequence[Path]) -> None:
         if paths:
@@ -47,7 +47,7 @@ class OnnxRuntimeBackend:
     def versions(self) -> dict[str, str]:
         versions = {"onnxruntime": ort.__version__}
         if self._device == "GPU":
-            versions |= {"cuda": getattr(ort, "cuda_version", ""), "cudnn": cuda.cudnn_version()}
+            versions |= {"cuda": getattr(ort, "cuda_version", ""), "cudnn": cudnn_version()}
         return versions
 
     def knob_list(self) -> str:

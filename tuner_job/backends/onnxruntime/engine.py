@@ -13,11 +13,12 @@ import onnxruntime as ort
 from tuner_job.api.base import InputError
 from tuner_job.api.child import MeasureSettings
 from tuner_job.api.layers import LayerProfile
+from tuner_job.backends.lanes import GpuTimer
 from tuner_job.backends.onnxruntime.archive import MODEL, SessionFile, unpack
 from tuner_job.backends.onnxruntime.errors import explain_bad_model, one_line
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS, open_session
 from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings
-from tuner_job.backends.onnxruntime.timers import CpuTimer, CudaTimer
+from tuner_job.backends.onnxruntime.timers import CpuTimer, cuda_timer
 from tuner_job.backends.protocol import BadModel, Tensors, Timer
 
 REFERENCE = LoadSettings(parallel=False, intra_threads=1, inter_threads=1)
@@ -29,6 +30,7 @@ class OrtEngine:
 
     def __init__(self, engine: Path, device: Literal["CPU", "GPU"], cores: tuple[int, ...]) -> None:
         self._device, self._cores = device, cores
+        self._timers: list[GpuTimer] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ort-engine-")
         try:
             self._file = unpack(engine, Path(self._folder.name), device)
@@ -64,7 +66,9 @@ class OrtEngine:
                 self._session = self._open()
             return CpuTimer(self._session, inputs, settings)
         self._session = None
-        return CudaTimer(self._open, inputs, settings)
+        timer = cuda_timer(self._open, inputs, settings)
+        self._timers.append(timer)
+        return timer
 
     def profile(self, inputs: Tensors) -> LayerProfile:  # noqa: ARG002
         """Not timed yet."""
@@ -72,6 +76,8 @@ class OrtEngine:
 
     def close(self) -> None:
         self._session = None
+        while self._timers:
+            self._timers.pop().close()
         self._folder.cleanup()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tuner_job.api.measurement import Device
-from tuner_job.backends.onnxruntime import cuda
+from tuner_job.backends import nvml
 
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -24,14 +25,7 @@ _FEATURES = (
 def identify(device: Literal["CPU", "GPU"]) -> Device:
     """The device class. Raises TrtfleetError where a GPU is asked for and there is none."""
     if device == "GPU":
-        driver, nvml = cuda.driver(), cuda.nvml()
-        return Device(
-            type="GPU",
-            product=nvml.product(),
-            mig_profile=nvml.mig_profile(),
-            compute_capability=driver.compute_capability(),
-            driver=nvml.driver(),
-        )
+        return nvml.identify()
     product, features = cpu_model(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     return Device(
         type="CPU",
@@ -40,6 +34,15 @@ def identify(device: Literal["CPU", "GPU"]) -> Device:
         compute_capability=",".join(features),
         driver=platform.release(),
     )
+
+
+def cudnn_version() -> str:
+    """Version of the cuDNN that this process uses (`9.12.0`), or "" where there is none."""
+    try:
+        number = int(ctypes.CDLL("libcudnn.so.9").cudnnGetVersion())
+    except OSError:
+        return ""
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 def cpu_model(cpuinfo: str) -> tuple[str, tuple[str, ...]]:

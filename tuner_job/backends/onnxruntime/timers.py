@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Literal, Protocol
+from contextlib import ExitStack
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from tuner_job.api.base import TrtfleetError
 from tuner_job.api.child import MeasureSettings
-from tuner_job.backends.onnxruntime import cuda
+from tuner_job.backends import cuda
+from tuner_job.backends.lanes import GpuTimer, Lanes, Took
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS
 from tuner_job.backends.protocol import Tensors
 from tuner_job.measure.sampling import Aside
@@ -41,48 +40,25 @@ class CpuTimer:
     _latest: ClassVar[object] = None
 
     def __init__(self, session: ort.InferenceSession, inputs: Tensors, settings: MeasureSettings) -> None:
-        self._lanes = _Lanes(lambda: _CpuLane(session, inputs), settings.streams)
+        self._lanes = Lanes(lambda: _CpuLane(session, inputs), settings.streams)
         self._token = object()
 
     def sample(self, count: int) -> npt.NDArray[np.float64]:
         if CpuTimer._latest is not self._token:
             _wait_until_quiet()
             CpuTimer._latest = self._token
-        return self._lanes.sample(count)
+        counted: npt.NDArray[np.float64] = self._lanes.sample(count)[0]
+        return counted
 
     def aside(self) -> Aside:
         """CPUs are not asked: their clocks change all the time, and the worker's controls show it."""
         return Aside()
 
 
-class CudaTimer:
-    """Device clock (events around the work, on a stream of our own), or host clock when transfers count.
-
-    Every stream has a session with its own CUDA stream. A CUDA graph is captured where ONNX Runtime can; `launch` says
-    whether it did: nodes on the CPU, control flow or an operator that synchronises make it fall back.
-    """
-
-    def __init__(self, open_: Callable[..., ort.InferenceSession], inputs: Tensors, settings: MeasureSettings) -> None:
-        self.clock: Literal["device", "host"] = "host" if settings.transfers else "device"
-        self.launch: Literal["direct", "cudaGraph"] = "direct"
-        self._seen = 0
-        if settings.cuda_graph:
-            try:
-                self._lanes = _Lanes(lambda: _CudaLane(open_, inputs, settings.transfers, graph=True), settings.streams)
-                self.launch = "cudaGraph"
-            except BUILD_ERRORS:
-                pass  # the session or the capture said no; measured as launched from the host instead
-        if self.launch == "direct":
-            self._lanes = _Lanes(lambda: _CudaLane(open_, inputs, settings.transfers, graph=False), settings.streams)
-
-    def sample(self, count: int) -> npt.NDArray[np.float64]:
-        samples = self._lanes.sample(count)
-        self._seen |= _throttle_reasons()
-        return samples
-
-    def aside(self) -> Aside:
-        reasons, self._seen = self._seen | _throttle_reasons(), 0
-        return Aside(throttled=bool(reasons & cuda.THROTTLED))
+def cuda_timer(open_: Callable[..., ort.InferenceSession], inputs: Tensors, settings: MeasureSettings) -> GpuTimer:
+    """Every stream has a session with its own CUDA stream. A CUDA graph is captured where ONNX Runtime can: nodes on the CPU,
+    control flow or an operator that synchronises make it fall back, and the session or the capture say no."""
+    return GpuTimer(lambda graph: _CudaLane(open_, inputs, settings.transfers, graph=graph), settings, BUILD_ERRORS)
 
 
 def _wait_until_quiet() -> None:
@@ -93,14 +69,6 @@ def _wait_until_quiet() -> None:
         time.sleep(_QUIET_STEP)
         if time.process_time() - used < _QUIET_SHARE * (time.monotonic() - start):
             return
-
-
-class _Lane(Protocol):
-    """One stream of inferences."""
-
-    def once(self) -> float:
-        """One inference; seconds."""
-        ...
 
 
 class _CpuLane:
@@ -114,17 +82,59 @@ class _CpuLane:
             self._binding.bind_ortvalue_input(name, value)
         _keep_outputs(session, self._binding, "cpu", self._options)
 
-    def once(self) -> float:
+    def once(self) -> Took:
         start = time.perf_counter_ns()
         self._session.run_with_iobinding(self._binding, self._options)
-        return (time.perf_counter_ns() - start) / 1e9
+        seconds = (time.perf_counter_ns() - start) / 1e9
+        return Took(seconds, seconds)
+
+    def close(self) -> None:
+        """The session is the engine's."""
 
 
 class _CudaLane:
     def __init__(self, open_: Callable[..., ort.InferenceSession], inputs: Tensors, transfers: bool, *, graph: bool) -> None:
         self._driver = cuda.driver()
         self._stream = cuda.Stream(self._driver)
-        options = {"user_compute_stream": str(self._stream.handle)} | ({"enable_cuda_graph": "1"} if graph else {})
+        with ExitStack() as undo:
+            undo.callback(self._stream.close)
+            self._bound = _Bound(open_, inputs, self._stream, graph=graph)
+            undo.callback(self._bound.close)
+            for _ in range(_CAPTURE_RUNS):
+                self._bound.run()
+                self._stream.wait()
+            undo.pop_all()
+        self.once = self._with_transfers if transfers else self._on_device
+
+    def close(self) -> None:
+        self._bound.close()
+        self._stream.close()
+
+    def _on_device(self) -> Took:
+        self._driver.use()
+        start = time.perf_counter_ns()
+        self._stream.mark_start()
+        self._bound.run()
+        self._stream.mark_end()
+        seconds = self._stream.elapsed()
+        return Took(seconds, (time.perf_counter_ns() - start) / 1e9)
+
+    def _with_transfers(self) -> Took:
+        self._driver.use()
+        start = time.perf_counter_ns()
+        self._bound.send()
+        self._bound.run()
+        self._stream.wait()
+        self._bound.fetch()
+        seconds = (time.perf_counter_ns() - start) / 1e9
+        return Took(seconds, seconds)
+
+
+class _Bound:
+    """A session on a stream of ours, with its inputs and outputs on the device."""
+
+    def __init__(self, open_: Callable[..., ort.InferenceSession], inputs: Tensors, stream: cuda.Stream, *, graph: bool) -> None:
+        options = {"user_compute_stream": str(stream.handle)} | ({"enable_cuda_graph": "1"} if graph else {})
         self._session = open_(**options)
         self._binding = self._session.io_binding()
         self._inputs = {name: np.ascontiguousarray(value) for name, value in inputs.items()}
@@ -137,64 +147,20 @@ class _CudaLane:
         self._options = ort.RunOptions()
         # The run must return before the device is done, or the end mark would wait for the host.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self._transfers = transfers
-        for _ in range(_CAPTURE_RUNS):
-            self._session.run_with_iobinding(self._binding, self._options)
-            self._stream.wait()
 
-    def once(self) -> float:
-        return self._with_transfers() if self._transfers else self._on_device()
-
-    def _on_device(self) -> float:
-        self._driver.use()
-        self._stream.mark_start()
+    def run(self) -> None:
         self._session.run_with_iobinding(self._binding, self._options)
-        self._stream.mark_end()
-        return self._stream.elapsed()
 
-    def _with_transfers(self) -> float:
-        self._driver.use()
-        start = time.perf_counter_ns()
+    def send(self) -> None:
         for name, value in self._inputs.items():
             self._values[name].update_inplace(value)
-        self._session.run_with_iobinding(self._binding, self._options)
-        self._stream.wait()
+
+    def fetch(self) -> None:
         self._binding.copy_outputs_to_cpu()
-        return (time.perf_counter_ns() - start) / 1e9
 
-
-class _Lanes:
-    """Lanes that run at once. Each keeps a thread of its own, since CUDA graphs and contexts belong to threads."""
-
-    def __init__(self, make: Callable[[], _Lane], streams: int) -> None:
-        self._threads = [ThreadPoolExecutor(1) for _ in range(streams)] if streams > 1 else []
-        self._lanes = [thread.submit(make).result() for thread in self._threads] or [make()]
-
-    def sample(self, count: int) -> npt.NDArray[np.float64]:
-        """`count` latencies in seconds. A lane that has its share goes on, unrecorded, until all have theirs."""
-        if not self._threads:
-            lane = self._lanes[0]
-            return np.fromiter((lane.once() for _ in range(count)), np.float64, count)
-        share = -(-count // len(self._lanes))
-        start = threading.Barrier(len(self._lanes))
-        finished = threading.Semaphore(0)
-        stop = threading.Event()
-
-        def work(lane: _Lane) -> list[float]:
-            try:
-                start.wait()
-                times = [lane.once() for _ in range(share)]
-            finally:
-                finished.release()
-            while not stop.is_set():
-                lane.once()
-            return times
-
-        futures = [thread.submit(work, lane) for thread, lane in zip(self._threads, self._lanes, strict=True)]
-        for _ in futures:
-            finished.acquire()
-        stop.set()
-        return np.asarray([seconds for future in futures for seconds in future.result()][:count], np.float64)
+    def close(self) -> None:
+        """What the session allocated goes before it, and it before the stream that it works on."""
+        del self._binding, self._values, self._session
 
 
 def _keep_outputs(session: ort.InferenceSession, binding: ort.IOBinding, device: str, options: ort.RunOptions) -> None:
@@ -207,10 +173,3 @@ def _keep_outputs(session: ort.InferenceSession, binding: ort.IOBinding, device:
     if all(value.is_tensor() for value in values):
         for name, value in zip(names, values, strict=True):
             binding.bind_ortvalue_output(name, value)
-
-
-def _throttle_reasons() -> int:
-    try:
-        return cuda.nvml().throttle_reasons()
-    except TrtfleetError:
-        return 0  # no NVML: the device says nothing
