@@ -129,3 +129,33 @@ def test_the_header_of_the_real_list_is_accepted(real_knobs: KnobList) -> None:
     route = default_build_route(real_knobs)
     assert len(route) == 5823
     assert read_tuning_cache(write_tuning_cache(CacheHeader(default_build_route=route), []), real_knobs).rows == ()
+
+
+def test_a_crash_has_neither_losses_nor_a_time(real_knobs: KnobList) -> None:
+    crashed = CacheRow(0, 1, parse_route("", real_knobs), crash=True, error_message="SIGSEGV", losses={"y": 0.1}, gpu_time=1.0)
+    written = json.loads(write_tuning_cache(HEADER, [crashed]).splitlines()[1])
+    assert (written["accuracy_loss"], written["gpu_time"]) == (None, None)
+
+
+def test_a_loss_at_the_threshold_fails_whoever_wrote_the_row(real_knobs: KnobList) -> None:
+    header = CacheHeader(threshold=0.01)
+    rows = [
+        CacheRow(0, 1, parse_route("", real_knobs), losses={"y": 0.01, "z": 0.0}, gpu_time=0.1),
+        CacheRow(1, 1, parse_route("", real_knobs), losses={"y": 0.009}, gpu_time=0.2),
+        CacheRow(2, 1, parse_route("", real_knobs), losses={"y": 0.5}, error_message="child exited with status 1", gpu_time=0.1),
+    ]
+    cache = read_tuning_cache(write_tuning_cache(header, rows), real_knobs)
+    assert [row.outcome for row in cache.rows] == [Outcome.INFEASIBLE, Outcome.FEASIBLE, Outcome.INFEASIBLE]
+    assert cache.rows[0].error_message == "y: loss 0.01 is at or over the threshold 0.01"
+    assert cache.rows[2].error_message == "child exited with status 1"
+    without = read_tuning_cache(write_tuning_cache(CacheHeader(), rows[:1]), real_knobs)
+    assert without.rows[0].outcome is Outcome.FEASIBLE, "no threshold, no gate"
+
+
+def test_files_that_were_not_given_are_left_out_as_trtexec_does(real_knobs: KnobList) -> None:
+    first = json.loads(write_tuning_cache(CacheHeader(onnx="/m.onnx"), []).splitlines()[0])
+    assert first["files"] == {"onnx": "/m.onnx"}
+    full = CacheHeader(onnx="/m", save_engine="/e", inputs={"x": "/x"}, ref_outputs={"y": "/y"})
+    text = write_tuning_cache(full, [])
+    assert list(json.loads(text)["files"]) == ["onnx", "save_engine", "inputs", "ref_outputs"]
+    assert read_tuning_cache(text, real_knobs).header == full

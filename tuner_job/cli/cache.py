@@ -12,15 +12,15 @@ from tuner_job.accuracy.gate import judge
 from tuner_job.accuracy.losses import loss_of
 from tuner_job.api.base import InputError
 from tuner_job.api.inputs import AccuracyInput, RunInputs
-from tuner_job.api.measurement import Timing
+from tuner_job.api.measurement import Losses, Timing
 from tuner_job.api.messages import ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
-from tuner_job.cli.jobfile import JobFile
+from tuner_job.cli.jobfile import JobFile, local_name
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
 from tuner_job.cli.plan import knobs_option, read_knob_file
 from tuner_job.measure.summary import NoUsableSession, latency
-from tuner_job.routes.knobs import parse_knob_list
+from tuner_job.routes.knobs import KnobList, parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.routes.tuning_cache import CacheHeader, CacheRow, default_build_route, read_tuning_cache, write_tuning_cache
 from tuner_job.store.folder import written_aside
@@ -80,26 +80,33 @@ def export_command(
     knobs = parse_knob_list(discovery.knobs)
     trials = dict.fromkeys(t.trial for plan in reader.plans() for t in plan.trials)  # one carried over is planned twice
     results = [r for trial in trials if (r := reader.result(trial)) and not _is_foreign(r)]
-    rows = [CacheRow(0, 1, parse_route("", knobs), gpu_time=_milliseconds(discovery.pilot[0].timing))]
-    rows += [
-        CacheRow(
-            iteration=number,
-            phase=1,
-            route=parse_route(result.candidate.route, knobs),
-            crash=result.outcome not in (Outcome.FEASIBLE, Outcome.INFEASIBLE),
-            error_message=result.reason or _final_complaint(result, inputs.accuracy),
-            losses={loss.output: loss_of(loss, inputs.accuracy.metric) for loss in result.losses.outputs}
-            if result.losses
-            else None,
-            gpu_time=_milliseconds(result.timing),
-        )
-        for number, result in enumerate(results, 1)
-    ]
+    default = _milliseconds(discovery.pilot[0].timing)
+    rows = [CacheRow(0, 1, parse_route("", knobs), losses=_losses(discovery.baseline_losses, inputs.accuracy), gpu_time=default)]
+    rows += [_row(number, result, knobs, inputs.accuracy) for number, result in enumerate(results, 1)]
     text = write_tuning_cache(_header(inputs, knobs.tuner_version, default_build_route(knobs)), rows)
     with written_aside(output_file) as file:
         file.write(text.encode())
     output.print(f"{len(rows)} rows written to {output_file}")
     output.print_json({"rows": len(rows), "file": str(output_file)})
+
+
+def _row(number: int, result: ResultRecord, knobs: KnobList, accuracy: AccuracyInput) -> CacheRow:
+    time = _milliseconds(result.timing)
+    crash = result.outcome not in (Outcome.FEASIBLE, Outcome.INFEASIBLE)
+    untimed = "" if crash or time is not None else "no session was usable"  # a time of null means a crash to trtexec
+    return CacheRow(
+        iteration=number,
+        phase=1,
+        route=parse_route(result.candidate.route, knobs),
+        crash=crash,
+        error_message=result.reason or _final_complaint(result, accuracy) or untimed,
+        losses=_losses(result.losses, accuracy),
+        gpu_time=time,
+    )
+
+
+def _losses(losses: Losses | None, accuracy: AccuracyInput) -> dict[str, float] | None:
+    return {loss.output: loss_of(loss, accuracy.metric) for loss in losses.outputs} if losses else None
 
 
 def _milliseconds(timing: Sequence[Timing]) -> float | None:
@@ -133,5 +140,5 @@ def _header(inputs: RunInputs, tuner_version: str, default_route: str) -> CacheH
         command_line="trtfleet export",
         default_build_route=default_route,
         tuning_expr=inputs.search.expression,
-        onnx=inputs.variants[0].uri,
+        onnx=local_name(inputs.variants[0].uri),
     )

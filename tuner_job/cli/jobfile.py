@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -192,6 +192,12 @@ def _declared(store: ArtifactStore) -> Place:
     if store.spec.ca_bundle:
         options["caPem"] = store.spec.ca_bundle
     return Place(ObjectStore.open(store.spec.url, options), options)
+
+
+def local_name(uri: str) -> str:
+    """The path of a `file://` URI, as other programs want it; any other URI as it is."""
+    parts = urlsplit(uri)
+    return unquote(parts.path) if parts.scheme == "file" else uri
 
 
 def _is_local(uri: str) -> bool:

@@ -34,6 +34,7 @@ class _Commands(click.Group):
         "gc": "tuner_job.cli.published:gc_command",
         "import": "tuner_job.cli.cache:import_command",
         "export": "tuner_job.cli.cache:export_command",
+        "trtexec": "tuner_job.cli.trtexec:trtexec_command",
     }
 
     def list_commands(self, _context: click.Context) -> list[str]:

@@ -108,14 +108,14 @@ def read_tuning_cache(text: str, knobs: KnobList, where: str = "tuning cache") -
     _check_header(header, knobs, records[0][0])
     rows: list[CacheRow] = []
     for place, record in records[1:]:
-        row = _row(record, knobs, place)
+        row = _judged(_row(record, knobs, place), header.threshold)
         restarted = bool(rows) and (rows[-1].phase == 2 or row.iteration <= rows[-1].iteration)
         rows.append(replace(row, phase=2) if restarted and header.searching_algorithm == "mixed" else row)
     return TuningCache(header, tuple(rows), torn)
 
 
 def write_tuning_cache(header: CacheHeader, rows: Sequence[CacheRow]) -> str:
-    """The file's text, as trtexec writes it; `read_tuning_cache` gives header and rows back."""
+    """The file's text, as trtexec writes it: a crash has neither losses nor a time. `read_tuning_cache` gives the rest back."""
     first: dict[str, object] = {
         "tuner_version": header.tuner_version,
         "accuracy_algorithm": header.accuracy_algorithm,
@@ -125,10 +125,14 @@ def write_tuning_cache(header: CacheHeader, rows: Sequence[CacheRow]) -> str:
         "default_build_route": header.default_build_route,
         "tuning_expr": header.tuning_expr,
         "files": {
-            "onnx": header.onnx,
-            "save_engine": header.save_engine,
-            "inputs": header.inputs,
-            "ref_outputs": header.ref_outputs,
+            name: value
+            for name, value in (
+                ("onnx", header.onnx),
+                ("save_engine", header.save_engine),
+                ("inputs", header.inputs),
+                ("ref_outputs", header.ref_outputs),
+            )
+            if value
         },
         "argv": list(header.argv),
     }
@@ -140,8 +144,8 @@ def write_tuning_cache(header: CacheHeader, rows: Sequence[CacheRow]) -> str:
                 "build_route": str(row.route),
                 "crash": row.crash,
                 "error_message": row.error_message,
-                "accuracy_loss": row.losses,
-                "gpu_time": row.gpu_time,
+                "accuracy_loss": None if row.crash else row.losses or None,
+                "gpu_time": None if row.crash else row.gpu_time,
             }
             for row in rows
         ),
@@ -231,6 +235,15 @@ def _row(record: dict[str, object], knobs: KnobList, where: str) -> CacheRow:
         losses=finite,
         gpu_time=_number(record.get("gpu_time")),
     )
+
+
+def _judged(row: CacheRow, threshold: float) -> CacheRow:
+    """A loss at or over the threshold fails, each output by itself, also where whoever wrote the row did not say so."""
+    failed = {name: loss for name, loss in (row.losses or {}).items() if 0 < threshold <= loss}
+    if not failed or row.crash or row.error_message:
+        return row
+    name, loss = max(failed.items(), key=lambda item: item[1])
+    return replace(row, error_message=f"{name}: loss {loss:g} is at or over the threshold {threshold:g}")
 
 
 def _dict(value: object) -> dict[str, object]:
