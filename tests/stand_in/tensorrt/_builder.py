@@ -215,7 +215,7 @@ class IBuilderConfig(Speaker):
         if _number(pool_size) < 0:
             raise TypeError("set_memory_pool_limit(): incompatible function arguments")
         if pool is MemoryPoolType.TACTIC_SHARED_MEMORY and pool_size > 1 << 30:
-            text = "Parameter check failed, condition: poolSize <= kTACTIC_MAX_SHMEM_DEFAULT_SIZE. kTACTIC_SHARED_MEMORY must be < 1GiB"
+            text = "Parameter check failed, condition: poolSize <= kTACTIC_MAX_SHMEM_DEFAULT_SIZE. Must be < 1GiB"
             self.misuse("IBuilderConfig::setMemoryPoolLimit", text)
             return
         self._pools[pool] = pool_size
