@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tuner_job.api.child import ChildRequest, ShapeCase
+from tuner_job.api.measurement import BASELINE, Candidate
+from tuner_job.cli.jobfile import JobFile
+from tuner_job.model.fetch import fetch
+from tuner_job.model.inspect import inspect
+from tuner_job.model.shapes import resolve_cases
+from tuner_job.trial.supervisor import Supervisor
+
+BACKEND = "tensorrt_rtx"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 INSTALL_SECONDS = 900
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "tensorrt-rtx"
@@ -32,6 +43,32 @@ def installed() -> Path:
 def python_path() -> str:
     """PYTHONPATH for a child that must find it, before whatever the caller's own names."""
     return os.pathsep.join(filter(None, (str(installed()), os.environ.get("PYTHONPATH", ""))))
+
+
+def supervisor(scratch: Path, path: str) -> Supervisor:
+    """One whose children find TensorRT-RTX on `path` (`python_path`)."""
+    return Supervisor(scratch, extra_environment={"PYTHONPATH": path})
+
+
+def compile_request(model: Path, cases: Sequence[ShapeCase], output: Path, candidate: Candidate = BASELINE) -> ChildRequest:
+    """A build of `model` alone. On device CPU this backend builds for every GPU that it knows, and needs none."""
+    return ChildRequest(
+        operation="compile",
+        backend=BACKEND,
+        device="CPU",
+        model=str(model),
+        cases=tuple(cases),
+        candidate=candidate,
+        output=str(output),
+    )
+
+
+def example(job: Path) -> tuple[Path, tuple[ShapeCase, ...]]:
+    """Model and shape cases of a job file in `examples/`, as discover resolves them."""
+    file = JobFile.load(job)
+    inputs = file.inputs(file.target(None))
+    model = fetch(inputs.variants[0].uri, job.parent, base=job.parent)  # packaged: it stays where it is
+    return model, resolve_cases(inspect(model), inputs.cases)
 
 
 @pytest.fixture(scope="session")
