@@ -21,7 +21,7 @@ from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.inputs import AccuracyInput, Owner, PluginInput, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import MOST_SAMPLES
 from tuner_job.api.runtime import TunerRuntime
-from tuner_job.api.tuningjob import Target, TuningJob
+from tuner_job.api.tuningjob import Target, TargetDevice, TuningJob
 from tuner_job.api.tuningjob_model import ModelSource, Shape
 from tuner_job.api.tuningjob_objective import Accuracy, Measurement, Objective
 from tuner_job.api.tuningjob_search import Budget, Builder, Knobs, Search
@@ -60,9 +60,7 @@ def run_inputs(job: TuningJob, target_name: str, runtime: TunerRuntime) -> RunIn
         cases=tuple(_case(shape) for shape in sorted(spec.model.shapes, key=lambda shape: shape.name)),
         min_improvement=float(objective.min_improvement or "0.01"),
         constraints={each.metric: float(each.limit) for each in objective.constraints},
-        measure=_measure(
-            objective, spec.measurement or Measurement(), len(spec.model.shapes), on_cpu=target.device.type == "CPU"
-        ),
+        measure=_measure(objective, spec.measurement or Measurement(), len(spec.model.shapes), target.device),
         accuracy=_accuracy(job.name, spec.accuracy or Accuracy(source="Generated")),
         search=_search(target.search or spec.search or Search(strategy="Adaptive"), spec.budget or Budget(), family),
         plugins=tuple(
@@ -108,7 +106,7 @@ def run_id(owner: Owner, target: str, inputs: str, rerun_token: str = "") -> str
 
 def cluster_fields(job: TuningJob, target: Target) -> tuple[str, ...]:
     """Fields of the job that are set and mean something on a cluster only, where schedulers and other jobs are."""
-    spec, gpu = job.spec, target.device.gpu
+    spec = job.spec
     of_target = f"targets[{target.name}]"
     asked = {
         "priority": spec.priority,
@@ -118,7 +116,6 @@ def cluster_fields(job: TuningJob, target: Target) -> tuple[str, ...]:
         f"{of_target}.parallelism": target.parallelism,
         f"{of_target}.minParallelism": target.min_parallelism,
         f"{of_target}.device.resourceClaims": target.device.resource_claims,
-        f"{of_target}.device.gpu.allowShared": gpu and gpu.allow_shared,
     }
     return tuple(name for name, value in asked.items() if value)
 
@@ -143,7 +140,7 @@ def _case(shape: Shape) -> ShapeCase:
     )
 
 
-def _measure(objective: Objective, wish: Measurement, cases: int, *, on_cpu: bool) -> MeasureSettings:
+def _measure(objective: Objective, wish: Measurement, cases: int, device: TargetDevice) -> MeasureSettings:
     metric = objective.metric or "LatencyP50"
     sessions = wish.sessions or 5
     percentile = "LatencyP99" in (metric, *(each.metric for each in objective.constraints))
@@ -157,13 +154,14 @@ def _measure(objective: Objective, wish: Measurement, cases: int, *, on_cpu: boo
     return MeasureSettings(
         metric=metric,
         streams=wish.streams or 1,
-        cuda_graph=not on_cpu and wish.cuda_graph is not False,
+        cuda_graph=device.type != "CPU" and wish.cuda_graph is not False,
         transfers=wish.transfers,
         sessions=sessions,
         session_seconds=(wish.session_milliseconds or 100) / 1000,
         session_samples=samples,
         warmup_seconds=shortest / 1000,
         warmup_limit_seconds=(wish.warmup_limit_milliseconds or 5000) / 1000,
+        allow_shared=device.gpu is not None and device.gpu.allow_shared,
     )
 
 

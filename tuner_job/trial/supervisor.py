@@ -254,6 +254,8 @@ def _for_child(request: ChildRequest, output: Path) -> ChildRequest:
         update={
             "model": absolute(request.model),
             "references": absolute(request.references),
+            "timing_cache": absolute(request.timing_cache),
+            "plugins": tuple(absolute(path) for path in request.plugins),
             "engines": {name: absolute(path) for name, path in request.engines.items()},
             "output": str(output),
         }
