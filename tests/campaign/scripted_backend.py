@@ -12,14 +12,19 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tuner_job.api.measurement import Device
+from tuner_job.api.layers import Layer, LayerProfile
+from tuner_job.api.measurement import BuilderSetting, Device, DeviceState, GpuProcess
+from tuner_job.backends.protocol import BadModel
 from tuner_job.measure.sampling import Aside
+from tuner_job.routes.knobs import no_knobs
 
 HERE = Path(__file__).parent
 FACTS = "facts.json"
+NEIGHBOURS = "neighbours.json"
 GO = "go"
 KNOBS = {
     "tuner_version": "1",
@@ -35,15 +40,36 @@ KNOBS = {
 }
 
 
-def install(folder: Path, *, product: str = "Scripted", version: str = "1.0") -> Path:
-    """Make `folder` what PYTHONPATH should name; again, to change the device or the library under a run."""
+def install(folder: Path, *, product: str = "Scripted", version: str = "1.0", backend: str = "onnxruntime", **facts: Any) -> Path:
+    """Make `folder` what PYTHONPATH should name; again, to change the device or the library under a run.
+
+    `facts`: settings and notes (what it offers and says), missing (why it has no knobs), gpu (whether its device has a state,
+    with the processes of `neighbours`), cacheBytes (of the timing cache that each build leaves), fingerprints (whether engines
+    have one), profile (`crash` or the kind of each layer).
+    """
     metadata = folder / "trtfleet-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trtfleet\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(f"[trtfleet.backends]\nonnxruntime = {__name__}:ScriptedBackend\n")
+    (metadata / "entry_points.txt").write_text(f"[trtfleet.backends]\n{backend} = {__name__}:ScriptedBackend\n")
     shutil.copy(__file__, folder)
-    (folder / FACTS).write_text(json.dumps({"product": product, "version": version}))
+    (folder / FACTS).write_text(json.dumps({"product": product, "version": version, "backend": backend, **facts}))
     return folder
+
+
+def neighbours(folder: Path, *pids: int) -> None:
+    """Other processes that use the device from now on."""
+    (folder / NEIGHBOURS).write_text(json.dumps(pids))
+
+
+def noted(folder: Path, what: str) -> list[dict[str, Any]]:
+    """What children noted: `build` or `plugins`, in time order."""
+    path = folder / f"{what}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def note(what: str, **facts: object) -> None:
+    with (HERE / f"{what}.jsonl").open("a") as file:
+        file.write(json.dumps(facts) + "\n")
 
 
 def act(route: str) -> None:
@@ -81,8 +107,10 @@ class ScriptedEngine:
 
     loaded = 0
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", profile: str = "") -> None:
         self._breaks = "breakTogether" in text
+        self._fast = self._breaks or "fast" in text
+        self._profile = profile
         ScriptedEngine.loaded += 1
 
     def run(self, inputs):
@@ -91,48 +119,71 @@ class ScriptedEngine:
     def timer(self, inputs, settings):
         if self._breaks and ScriptedEngine.loaded > 1:
             os.abort()
-        return ScriptedTimer(0.0005 if self._breaks else 0.001)
+        return ScriptedTimer(0.0005 if self._fast else 0.001)
+
+    def profile(self, inputs) -> LayerProfile:
+        if self._profile == "crash":
+            os.abort()
+        kind = "fast" if self._fast else self._profile
+        return LayerProfile(layers=(Layer(name="all", kind=kind, seconds=0.0005),), runs=3, clock="scripted")
 
     def close(self) -> None:
         pass
 
 
 class ScriptedBackend:
-    name = "onnxruntime"
-
     def __init__(self, device: str) -> None:
         (HERE / f"environment-{os.getpid()}").write_text(json.dumps(dict(os.environ)))
+        self._device = device
         self._facts = json.loads((HERE / FACTS).read_text())
+        self.name = self._facts["backend"]
 
-    def state(self) -> None:
-        return None
+    def state(self) -> DeviceState | None:
+        if not self._facts.get("gpu"):
+            return None
+        path = HERE / NEIGHBOURS
+        pids = json.loads(path.read_text()) if path.exists() else ()
+        return DeviceState(uuid="GPU-0", processes=tuple(GpuProcess(pid=pid) for pid in pids))
 
     def load_plugins(self, paths) -> None:
-        assert not paths
+        if paths:
+            note("plugins", texts=[path.read_text() for path in paths], modes=[path.stat().st_mode & 0o777 for path in paths])
 
     def settings(self):
-        return ()
+        return tuple(BuilderSetting.model_validate(one) for one in self._facts.get("settings", ()))
 
     def notes(self):
-        return ()
+        return tuple(self._facts.get("notes", ()))
 
     def identify(self) -> Device:
-        return Device(type="CPU", product=self._facts["product"])
+        return Device(type=self._device, product=self._facts["product"])
 
     def versions(self) -> dict[str, str]:
-        return {"onnxruntime": self._facts["version"]}
+        return {self.name: self._facts["version"]}
 
     def knob_list(self) -> str:
-        return json.dumps(KNOBS)
+        return no_knobs(self._facts["missing"]) if "missing" in self._facts else json.dumps(KNOBS)
 
     def build(self, order) -> str:
         candidate, engine = order.candidate, order.engine
+        cache = order.timing_cache
+        note(
+            "build",
+            candidate=candidate.model_dump(),
+            cache=cache and cache.read_text(),
+            mode=cache and cache.stat().st_mode & 0o777,
+        )
         act(candidate.route)
-        engine.write_text(f"engine of {candidate.route}")
-        return ""
+        if "refused" in order.model.name:
+            raise BadModel("operator Frobnicate is not supported")
+        if size := self._facts.get("cacheBytes"):
+            order.timing_cache_out.write_text(f"cache of {os.getpid()}".ljust(size))
+        speed = "fast " if "fast" in candidate.settings.values() else ""
+        engine.write_text(f"{speed}engine of {candidate.route}")
+        return f"{speed}{candidate.route}" + "." if self._facts.get("fingerprints") else ""
 
     def load(self, engine: Path) -> ScriptedEngine:
-        return ScriptedEngine(engine.read_text())
+        return ScriptedEngine(engine.read_text(), self._facts.get("profile", ""))
 
     def reference(self, model: Path) -> ScriptedEngine:
         return ScriptedEngine()

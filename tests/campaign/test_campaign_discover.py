@@ -49,15 +49,9 @@ def test_other_hardware_is_refused_by_name(asked: dict[str, str], device: Device
 
 
 def test_what_the_backend_does_not_offer_is_refused_not_ignored() -> None:
-    for inputs, names in (
-        (
-            run_record().inputs.model_copy(update={"plugins": (PluginInput(uri="file:///p.so", digest="0" * 64),)}),
-            "load none yet",
-        ),
-        (run_record(settings={"optimizationLevel": ("3", "5")}).inputs, "optimizationLevel"),
-    ):
-        with pytest.raises(InputError, match=names):
-            discover(SimpleNamespace(run=SimpleNamespace(inputs=inputs)))  # type: ignore[arg-type]
+    inputs = run_record().inputs.model_copy(update={"plugins": (PluginInput(uri="file:///p.so", digest="0" * 64),)})
+    with pytest.raises(InputError, match="load none"):
+        discover(SimpleNamespace(run=SimpleNamespace(inputs=inputs)))  # type: ignore[arg-type]
 
 
 def relu(path: Path, rows: int | str) -> Path:

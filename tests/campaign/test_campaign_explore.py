@@ -31,6 +31,9 @@ class Instant:
     def __init__(self, run: RunRecord) -> None:
         self._run = run
 
+    def waited(self, _seconds: float) -> None:
+        pass
+
     def run(self, planned: PlannedTrial, _claim: Claim, _baseline: Instant) -> ResultRecord:
         return result_record(self._run, planned)
 

@@ -333,8 +333,11 @@ class ResultRecord(Record):
     worker_id: str
     """Of the process that measured it; a cached result keeps that of its first run."""
     seconds: dict[str, Seconds] = Field(default_factory=dict)
-    """Per phase, and `total` wall time of the trial. Beside them what it cost: `controls` (the worker's baseline), and `lost`
-    (an estimate of earlier tries, whose time nobody knows)."""
+    """Wall time. Per phase of the last try, and `total` of the trial: all its tries with starts and clean-ups. Beside them what
+    it cost: `controls` (the worker's baseline), and `lost` (an estimate of earlier tries, whose time nobody knows). What its
+    worker spent otherwise since the last result that it measured: `between` (the store: results, claims, plans, the ledger),
+    `waited` (for trials in other hands) and, in its first one, `prepared` (from the start of its process on: import, describing
+    the device, fetching model and references). Less `lost`, a worker's results add up to its whole time."""
     engine: EngineFile | None = None
     losses: Losses | None = None
     timing: Annotated[tuple[Timing, ...], FailFast()] = ()
@@ -498,6 +501,14 @@ class LedgerRecord(Record):
     kind: Literal["Ledger"] = "Ledger"
     identity: Digest
     result: ResultRecord
+
+
+class TimingCacheRecord(Record):
+    """`ledger/<identity>/timing-cache.json`: the builder's timing cache that all runs of an identity start from."""
+
+    kind: Literal["TimingCache"] = "TimingCache"
+    identity: Digest
+    blob: Digest
 
 
 TryRecord.model_rebuild()

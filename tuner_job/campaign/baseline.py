@@ -10,7 +10,7 @@ from tuner_job.api.base import TrtfleetError
 from tuner_job.api.measurement import BASELINE, EngineFile
 from tuner_job.api.messages import Control, DiscoveryRecord
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign.workspace import Workspace
+from tuner_job.campaign.workspace import Workspace, busy
 from tuner_job.measure.controls import drifted
 
 TRIALS_PER_CONTROL = 4
@@ -79,9 +79,12 @@ class Baseline:
                 cases=self._discovery.cases,
                 candidate=BASELINE,
                 references_digest=self._discovery.references_digest,
+                timing_cache=self._space.timing_cache,
             )
         )
         if end.outcome is not Outcome.FEASIBLE or end.report is None or end.report.engine is None:
-            raise BaselineFailed(f"this worker's default build ended {end.outcome} in {end.phase}: {end.reason}")
+            raise BaselineFailed(
+                f"this worker's default build ended {end.outcome} in {end.phase}: {end.reason}", reason=busy(end)
+            )
         self._engine = (output / "engine", end.report.engine)
         return self._engine

@@ -16,21 +16,23 @@ from tuner_job.accuracy.references import load
 from tuner_job.accuracy.user_references import import_user_references
 from tuner_job.accuracy.weakness import warnings
 from tuner_job.api.base import InputError, TrtfleetError, digest_of
-from tuner_job.api.child import ChildReport, ShapeCase
+from tuner_job.api.child import TIMING_CACHE_FILE, ChildReport, ShapeCase
 from tuner_job.api.inputs import RunInputs, RuntimeIdentity
 from tuner_job.api.measurement import BASELINE, Device, Losses
 from tuner_job.api.messages import DiscoveryRecord, PilotBuild
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.rounds import space_of, start_with, strategy_of
-from tuner_job.campaign.workspace import Workspace
+from tuner_job.campaign.workspace import TIMING_CACHE_BYTES, Workspace, busy
 from tuner_job.measure.constraints import P99
+from tuner_job.measure.fingerprints import fingerprints_hold
 from tuner_job.measure.summary import latency
 from tuner_job.measure.variance import components, session_logs
 from tuner_job.model.inspect import ModelInfo, check_variant, inspect
 from tuner_job.model.shapes import resolve_cases
 from tuner_job.search.rounds import Budget
-from tuner_job.store.blobs import put_blob_file
-from tuner_job.store.ledger import identity
+from tuner_job.store.blobs import get_blob, put_blob, put_blob_file
+from tuner_job.store.ledger import Ledger, identity, ignores_ledger
+from tuner_job.store.objects import StoreUnavailable
 from tuner_job.trial.environment import steering
 from tuner_job.trial.supervisor import TrialEnd
 
@@ -61,36 +63,47 @@ def discover(space: Workspace) -> DiscoveryRecord:
     check_thresholds(inputs.accuracy.metric, inputs.accuracy.threshold, inputs.accuracy.screening_threshold)
     require_offered(inputs)
     variants = space.fetch_models(inputs.variants)
+    space.fetch_plugins()
     info, cases = _inspected(space)
     device, described = describe(space)
     require_runtime(inputs.runtime, described.versions)
     require_hardware(inputs.hardware, device)
     knobs = described.knobs or ""
-    search_space = space_of(inputs, knobs)
+    search_space = space_of(inputs, knobs, described.settings)
     start_with(inputs, search_space)
     strategy_of(inputs).estimate(search_space, Budget(inputs.search.max_trials, 0, inputs.search.max_trials))
     references_digest, weak = _references(space, info, cases)
     pilot, losses = _pilot(space, cases, references_digest)
     _require_samples(inputs, pilot)
-    noise = components([session_logs(build.timing, cases, inputs.measure.metric) for build in pilot])
+    logs = [session_logs(build.timing, cases, inputs.measure.metric) for build in pilot]
+    noise = components(logs)
+    hold = fingerprints_hold(zip((build.engine.fingerprint for build in pilot), logs, strict=True))
+    if not hold:
+        log.info("equal fingerprints of engines are not confirmed by the default builds: no timings are pooled by them")
     environment = steering(os.environ, {})
     knobs_digest = digest_of(knobs.encode())
+    ledger_identity = identity(
+        inputs,
+        variants=variants,
+        cases=cases,
+        device=device,
+        versions=described.versions,
+        knobs_digest=knobs_digest,
+        references_digest=references_digest,
+        environment=environment,
+    )
     return DiscoveryRecord(
         run=space.run.run,
         device=device,
         versions=described.versions,
         knobs=knobs,
         knobs_digest=knobs_digest,
-        identity=identity(
-            inputs,
-            variants=variants,
-            cases=cases,
-            device=device,
-            versions=described.versions,
-            knobs_digest=knobs_digest,
-            references_digest=references_digest,
-            environment=environment,
-        ),
+        settings=described.settings,
+        notes=described.notes,
+        state=described.state,
+        timing_cache_blob=_timing_cache(space, ledger_identity),
+        fingerprints_hold=hold,
+        identity=ledger_identity,
         variants=variants,
         cases=cases,
         references_digest=references_digest,
@@ -129,6 +142,8 @@ def describe(space: Workspace) -> tuple[Device, ChildReport]:
     if end.outcome in (Outcome.CRASHED, Outcome.UNSUPPORTED) and end.report is not None:
         raise InputError(f"device {space.run.inputs.device_type}: {end.reason}", reason="DeviceUnusable")
     report = good(end, "describing the device")
+    for note in report.notes:
+        log.info("note: %s", note)
     if report.device is None:
         raise DiscoveryFailed("the backend did not say which device it has")
     return report.device, report
@@ -146,15 +161,10 @@ def require_runtime(runtime: RuntimeIdentity, versions: dict[str, str]) -> None:
 
 
 def require_offered(inputs: RunInputs) -> None:
-    """What the job uses must be something that the backend offers."""
+    """What the job brings must be something that the family can use, before any of it is fetched."""
     family = inputs.runtime.family
-    if inputs.plugins:
-        raise InputError(f"model.plugins: {family} workers load none yet; leave them out", reason="PluginsUnsupported")
-    if inputs.search.settings and family == "ONNXRuntime":
-        names = ", ".join(sorted(inputs.search.settings))
-        raise InputError(
-            f"search.builder.settings: {family} has no builder settings ({names}); search its knobs", reason="UnknownSetting"
-        )
+    if inputs.plugins and family == "ONNXRuntime":
+        raise InputError(f"model.plugins: {family} workers load none; leave them out", reason="PluginsUnsupported")
 
 
 def require_hardware(asked: Mapping[str, str], device: Device) -> None:
@@ -234,9 +244,33 @@ def _pilot(space: Workspace, cases: tuple[ShapeCase, ...], references_digest: st
             raise DiscoveryFailed("the default build reported no engine or no losses")
         _gate_baseline(space, report.losses)
         losses = losses or report.losses
-        builds.append(PilotBuild(engine=report.engine, timing=report.timing, seconds=end.seconds["total"]))
+        builds.append(PilotBuild(engine=report.engine, timing=report.timing, seconds=end.seconds["total"], state=report.state))
     assert losses is not None
     return tuple(builds), losses
+
+
+def _timing_cache(space: Workspace, ledger_identity: str) -> str | None:
+    """The blob that explore builds start from: the identity's, if a run has left one, else what the first default build left.
+
+    A run that ignores the ledger keeps to its own.
+    """
+    own = space.keep_timing_cache(space.root / "pilot-0" / TIMING_CACHE_FILE)
+    if ignores_ledger(space.run):
+        return own
+    ledger = Ledger(space.store)
+    try:
+        if own is not None:
+            ledger.name_timing_cache(ledger_identity, own)
+        known = ledger.timing_cache(ledger_identity)
+        if known is None or known == own:
+            return own
+        put_blob(space.store, get_blob(space.store, known, TIMING_CACHE_BYTES))  # renews its age
+    except StoreUnavailable:
+        raise
+    except TrtfleetError as error:  # the ledger is not worth a failure
+        log.warning("the ledger's timing cache is left out: %s", error)
+        return own
+    return known
 
 
 def _gate_baseline(space: Workspace, losses: Losses) -> None:
@@ -254,5 +288,7 @@ def good(end: TrialEnd, what: str) -> ChildReport:
     if end.outcome is Outcome.FEASIBLE and end.report is not None:
         return end.report
     if end.outcome is Outcome.INFRASTRUCTURE:
-        raise DiscoveryFailed(f"{what} ended in {end.phase} by a failure of the machine, each time: {end.reason}")
+        raise DiscoveryFailed(
+            f"{what} ended in {end.phase} by a failure of the machine, each time: {end.reason}", reason=busy(end)
+        )
     raise BaselineFails(f"{what} ended {end.outcome} in {end.phase}: {end.reason}")

@@ -84,7 +84,9 @@ class Explorer:
                 case _Pass.COMPLETE:
                     self._fold(plan)
                 case _Pass.WAITING:
+                    since = self._clock()
                     self._wait(self._poll)
+                    self._runner.waited(self._clock() - since)
 
     def _out_of_time(self) -> bool:
         return self._deadline is not None and self._clock() >= self._deadline

@@ -15,14 +15,16 @@ import numpy as np
 import psutil
 
 from tuner_job.accuracy.gate import judge
+from tuner_job.api.child import ENGINE_FILE, TIMING_CACHE_FILE
 from tuner_job.api.inputs import RunInputs
-from tuner_job.api.measurement import BASELINE, Candidate, EngineFile, Losses, Session
+from tuner_job.api.measurement import BASELINE, Candidate, DeviceState, EngineFile, Losses, Session
 from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import BaselineFailed
+from tuner_job.campaign.explain import layers, shown
 from tuner_job.campaign.patience import Wait, patiently
 from tuner_job.campaign.rounds import FINAL_BUILDS, Fold, device_seconds
-from tuner_job.campaign.workspace import Workspace
+from tuner_job.campaign.workspace import Workspace, busy
 from tuner_job.measure.constraints import P99
 from tuner_job.measure.decision import Decision, decide
 from tuner_job.measure.final import FinalDesign, design
@@ -101,6 +103,7 @@ class Final:
         self._step = step
         self._wait = wait
         self._rng = np.random.default_rng([space.run.seed, plan.round])
+        self._states: list[DeviceState] = []
 
     def verdict(self) -> VerdictRecord:
         """Build, check, time, decide, and store the blobs that the verdict names. Raises Stopped, BaselineFailed."""
@@ -128,7 +131,16 @@ class Final:
             sizes={build.name: build.engine.size for build in builds},
             streams=self._inputs.measure.streams,
         )
-        return self._record(plan, builds, lost, sessions, decision, time.monotonic() - started)
+        told = self._layers(builds, sessions)
+        return self._record(plan, builds, lost, sessions, decision, told, time.monotonic() - started)
+
+    def _layers(self, builds: Sequence[_Build], sessions: Mapping[str, Sequence[Sequence[Session]]]) -> bytes | None:
+        """Of one build of each side, for people. After the timing, which it would disturb."""
+        self._step("layers")
+        paths = {build.name: build.path for build in builds}
+        candidates, baselines = ([build.name for build in _side(builds, prefix)] for prefix in ("candidate-", "baseline-"))
+        chosen = shown(sessions, candidates, baselines, self._discovery, self._inputs.measure.metric)
+        return layers(self._space, self._discovery, {side: paths[name] for side, name in chosen.items()})
 
     def _builds(self, plan: FinalDesign) -> tuple[list[_Build], _Lost | None]:
         """All builds in a shuffled order, so that a machine that warms up or cools down favours neither side."""
@@ -166,14 +178,17 @@ class Final:
         report = end.report
         if end.outcome is not Outcome.FEASIBLE or report is None or report.engine is None or report.losses is None:
             if end.outcome is Outcome.INFRASTRUCTURE:
-                raise BaselineFailed(f"the final's {name} ended in {end.phase} by a failure of the machine: {end.reason}")
+                raise BaselineFailed(
+                    f"the final's {name} ended in {end.phase} by a failure of the machine: {end.reason}", reason=busy(end)
+                )
             reason = "AccuracyFailedInFinal" if end.outcome is Outcome.INVALID_OUTPUT else "BuildFailedInFinal"
             return _Lost(reason, f"build {name} ended {end.outcome} in {end.phase}: {end.reason}")
         accuracy = self._inputs.accuracy
         passed, why = judge(report.losses, accuracy.metric, accuracy.threshold)
         if not passed:
             return _Lost("AccuracyFailedInFinal", f"build {name}: {why}")
-        return _Build(name, output / "engine", report.engine, report.losses)
+        (output / TIMING_CACHE_FILE).unlink(missing_ok=True)  # each build's own; dozens of them would fill the folder
+        return _Build(name, output / ENGINE_FILE, report.engine, report.losses)
 
     def _time(self, plan: FinalDesign, builds: Sequence[_Build]) -> dict[str, list[list[Session]]]:
         """Sessions per build and case, on one clock. Every pass times shuffled batches of what fits in memory."""
@@ -186,6 +201,7 @@ class Final:
                 offset = time.monotonic() - clock_zero
                 end = self._timed(plan, batch, per_pass)
                 assert end.report is not None
+                self._states += [end.report.state] if end.report.state is not None else []
                 for name, timings in end.report.timings.items():
                     for case, timing in enumerate(timings):
                         found[name][case] += [s.model_copy(update={"at": s.at + offset}) for s in timing.sessions]
@@ -207,7 +223,7 @@ class Final:
         end = self._space.insist(request, self._space.limits_times(len(batch) + work))
         if end.outcome is not Outcome.FEASIBLE or end.report is None:
             failed = BaselineFailed if end.outcome is Outcome.INFRASTRUCTURE else TimingFailed
-            raise failed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}")
+            raise failed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}", reason=busy(end))
         return end
 
     def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:
@@ -230,6 +246,7 @@ class Final:
         lost: _Lost | None,
         sessions: Mapping[str, Sequence[Sequence[Session]]],
         decision: Decision,
+        told: bytes | None,
         seconds: float,
     ) -> VerdictRecord:
         by_name = {build.name: build for build in builds}
@@ -237,6 +254,7 @@ class Final:
         store, packed = self._space.store, _packed_samples(sessions)
         patiently(lambda: put_blob_file(store, chosen.path, chosen.engine.digest), self._wait)
         samples = patiently(lambda: put_blob(store, packed), self._wait)
+        layers_blob = None if told is None else patiently(lambda: put_blob(store, told), self._wait)
         if decision.significant:
             reason, message = "Proven", decision.message
         elif decision.broken:
@@ -275,6 +293,8 @@ class Final:
                 for build in sorted(builds, key=lambda b: b.name)
             ),
             samples_blob=samples,
+            layers_blob=layers_blob,
+            states=tuple(self._states),
             method={**decision.method, "power": plan.statement, "passes": str(PASSES)},
             seconds=seconds,
             finished_at=timestamp(),

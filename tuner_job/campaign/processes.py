@@ -7,7 +7,10 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+
+import psutil
 
 from tuner_job.trial import processes
 
@@ -23,6 +26,11 @@ def own_id() -> str:
 def id_of(pid: int) -> str:
     """What `own_id` is in a process of this machine; names none once it has ended."""
     return f"{_host()}.{pid}.{_start(pid)}"
+
+
+def seconds_alive() -> float:
+    """Wall time since this process was started, its interpreter's own start included."""
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def is_gone(worker_id: str) -> bool | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tuner_job.accuracy.gate import judge
 from tuner_job.api.base import InputError
 from tuner_job.api.inputs import AccuracyInput, RunInputs
-from tuner_job.api.measurement import BASELINE, Candidate
+from tuner_job.api.measurement import BASELINE, BuilderSetting, Candidate
 from tuner_job.api.messages import (
     DISCOVER,
     DiscoveryRecord,
@@ -29,6 +29,7 @@ from tuner_job.measure.summary import NoUsableSession, TooFewSamples
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.routes.select import select
+from tuner_job.routes.settings import select_settings
 from tuner_job.search.pick import pick
 from tuner_job.search.rounds import Budget, Done, Observation, Proposal, Strategy
 from tuner_job.search.space import Space
@@ -60,14 +61,18 @@ class Fold:
         return tuple(self.results[item.trial] for seal in self.seals for item in seal.folded)
 
 
-def space_of(inputs: RunInputs, knob_text: str) -> Space:
-    """The knobs, settings and variants to search. Raises InputError for an unknown knob or value, with the nearest names."""
+def space_of(inputs: RunInputs, knob_text: str, offered: Sequence[BuilderSetting] | None = None) -> Space:
+    """The knobs, settings and variants to search. Raises InputError for an unknown name or value, with the nearest ones.
+
+    `offered`: the backend's builder settings; None where nobody has asked it yet, and the job is taken at its word.
+    """
     knobs = parse_knob_list(knob_text)
     search = inputs.search
+    settings = search.settings if offered is None else select_settings(search.settings, offered)
     return Space(
         knobs=knobs,
         choices=select(knobs, search.include, search.exclude, search.values),
-        settings=search.settings,
+        settings=settings,
         variants=tuple(variant.name for variant in inputs.variants),
     )
 
@@ -97,7 +102,7 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
     a budget that ends before the first trial.
     """
     number = len(fold.plans) + 1
-    space = space_of(fold.run.inputs, fold.discovery.knobs)
+    space = space_of(fold.run.inputs, fold.discovery.knobs, fold.discovery.settings)
     leader = _leader(fold)
     outcomes = dict(sorted(Counter(result.outcome.value for result in fold.folded).items()))
     cached = sum(result.cached for result in fold.folded)
@@ -181,14 +186,16 @@ def start_with(inputs: RunInputs, space: Space) -> tuple[Proposal, ...]:
 def observations(fold: Fold, *, final_gate: bool = False) -> tuple[Observation, ...]:
     """The search's view of the pilot's default builds and of the folded results, in fold order.
 
-    The default is 0 by definition; its fingerprints tell which routes only rebuild its engine. With `final_gate`, whatever could
+    The default is 0 by definition; its fingerprints tell which routes only rebuild its engine. Fingerprints that discover could
+    not confirm are left out, so that nothing is pooled by them. With `final_gate`, whatever could
     not win counts as infeasible: what fails the final threshold, which screening is looser than, and what breaks a constraint.
     """
     folded = fold.folded
+    pools = fold.discovery.fingerprints_hold
     by_trial: Mapping[str, Score] = scores(folded, fold.discovery, fold.run.inputs.measure.metric)
     views = [
         Observation(DISCOVER, BASELINE, Outcome.FEASIBLE, 0.0, fold.discovery.build_sd, fingerprint)
-        for fingerprint in sorted({build.engine.fingerprint for build in fold.discovery.pilot} - {""})
+        for fingerprint in sorted(default_fingerprints(fold.discovery))
     ]
     for result in folded:
         score = by_trial.get(result.trial)
@@ -198,13 +205,20 @@ def observations(fold: Fold, *, final_gate: bool = False) -> tuple[Observation, 
             outcome=result.outcome,
             log_ratio=score.log_ratio if score else None,
             sd=score.sd if score else None,
-            fingerprint=result.engine.fingerprint if result.engine else "",
+            fingerprint=result.engine.fingerprint if result.engine and pools else "",
             seconds=result.seconds.get("total", 0.0),
         )
         if final_gate and result.outcome is Outcome.FEASIBLE and not _could_win(result, fold):
             view = replace(view, outcome=Outcome.INFEASIBLE)
         views.append(view)
     return tuple(views)
+
+
+def default_fingerprints(discovery: DiscoveryRecord) -> frozenset[str]:
+    """Of the engines that are the default's; none where equal fingerprints do not mean equal engines."""
+    if not discovery.fingerprints_hold:
+        return frozenset()
+    return frozenset({build.engine.fingerprint for build in discovery.pilot} - {""})
 
 
 def _could_win(result: ResultRecord, fold: Fold) -> bool:

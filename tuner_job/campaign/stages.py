@@ -17,12 +17,13 @@ from tuner_job.campaign.discover import describe, discover, require_runtime
 from tuner_job.campaign.explore import Explorer
 from tuner_job.campaign.final import Final
 from tuner_job.campaign.patience import Wait, created
+from tuner_job.campaign.processes import seconds_alive
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.campaign.workspace import Stopped, Workspace
 from tuner_job.store import layout
 from tuner_job.store.beats import Heart
-from tuner_job.store.ledger import Ledger
+from tuner_job.store.ledger import Ledger, ignores_ledger
 from tuner_job.store.objects import StoreUnavailable
 from tuner_job.store.probe import probe
 from tuner_job.store.records import create_record
@@ -85,12 +86,13 @@ def _discover(post: Post) -> None:
 def _explore(post: Post) -> None:
     _last_plan(post)
     discovery = _prepared(post)
-    ledger = None if run_ignores_ledger(post.reader) else Ledger(post.space.store)
+    ledger = None if ignores_ledger(post.reader.run) else Ledger(post.space.store)
+    post.space.fetch_timing_cache(discovery.timing_cache_blob)
     Explorer(
         post.space.store,
         post.reader,
         post.claims,
-        TrialRunner(post.space, discovery, ledger),
+        TrialRunner(post.space, discovery, ledger, prepared=seconds_alive()),
         Baseline(post.space, discovery),
         post.heart,
         index=post.index,
@@ -112,12 +114,6 @@ def _final(post: Post) -> None:
     post.heart.finished(Outcome.FEASIBLE if own else None, device_seconds=verdict.seconds)
 
 
-def run_ignores_ledger(reader: RunReader) -> bool:
-    """A rerun measures anew; so does a run without warm start."""
-    run = reader.run
-    return bool(run.rerun_token) or run.inputs.search.warm_start == "None"
-
-
 def _take_alone(post: Post, trial: str, is_done: Callable[[], bool]) -> bool:
     """Claim a stage that is one trial; waits while another worker has it. False: it is done. Raises StageConvicted."""
     while True:
@@ -136,6 +132,7 @@ def _take_alone(post: Post, trial: str, is_done: Callable[[], bool]) -> bool:
 def _prepared(post: Post) -> DiscoveryRecord:
     """Discovery, with its models and references here and the device checked against it."""
     discovery = _discovery(post)
+    post.space.fetch_plugins()
     device, described = describe(post.space)
     require_runtime(post.reader.run.inputs.runtime, described.versions)
     if device != discovery.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tuner_job.accuracy.gate import judge
 from tuner_job.api.base import TrtfleetError
@@ -35,33 +35,56 @@ def screen(losses: Losses, accuracy: AccuracyInput) -> tuple[Outcome, str]:
 class TrialRunner:
     """Runs claimed trials of one run, one at a time."""
 
-    def __init__(self, space: Workspace, discovery: DiscoveryRecord, ledger: Ledger | None) -> None:
+    def __init__(
+        self,
+        space: Workspace,
+        discovery: DiscoveryRecord,
+        ledger: Ledger | None,
+        *,
+        prepared: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`prepared`: seconds that the worker has spent until now; its first result tells them."""
         self._space = space
         self._discovery = discovery
         self._ledger = ledger
+        self._clock = clock
+        self._measured = clock()
+        self._prepared = prepared
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """The worker had nothing to do for so long."""
+        self._waited += seconds
 
     def run(self, planned: PlannedTrial, claim: Claim, baseline: Baseline) -> ResultRecord:
         """The result of the trial; the caller stores it. Raises Stopped, InputError or BaselineFailed."""
         if planned.repeat == 0 and (known := self._known(planned.candidate)) is not None:
             return self._from_ledger(known, planned, claim)
         lost = claim.number - 1
-        began = time.monotonic()
+        began = self._clock()
         baseline.before_trial()
-        started = time.monotonic()
+        started = self._clock()
         end = self._attempt(planned)
         for _ in range(MAX_INFRASTRUCTURE_TRIES - 1):  # by this worker: tries that others lost are not the trial's fault
             if not end.retriable:
                 break
+            self._space.let_go(end)
             again = claim.again(PreviousEnd(cause="infrastructure", detail=end.reason[:500]))
             if again is None:
                 break
             claim = again
             end = self._attempt(planned)
+        ended = self._clock()
         spent = {
-            "total": time.monotonic() - started,
+            "total": ended - started,
             "controls": started - began,
             "lost": lost * self._discovery.trial_seconds,
+            "prepared": self._prepared,
+            "between": max(0.0, began - self._measured - self._waited),
+            "waited": self._waited,
         }
+        self._measured, self._prepared, self._waited = ended, 0.0, 0.0
         result = self._from_child(end, planned, claim, baseline.take(), spent)
         self._share(result)
         return result
@@ -102,6 +125,7 @@ class TrialRunner:
                     candidate=planned.candidate,
                     references_digest=self._discovery.references_digest,
                     seed=self._space.run.seed,
+                    timing_cache=self._space.timing_cache,
                 )
             )
         finally:
@@ -130,6 +154,7 @@ class TrialRunner:
             engine=report.engine if report else None,
             losses=report.losses if report else None,
             timing=report.timing if report and measured else (),
+            state=report.state if report else None,
             controls=tuple(controls),
             finished_at=timestamp(),
         )

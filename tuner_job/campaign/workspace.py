@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -16,16 +17,27 @@ from tuner_job.api.inputs import VariantInput
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.messages import DiscoveryRecord, RunRecord
 from tuner_job.api.tensors import TensorSpec
+from tuner_job.campaign.plugins import fetch_plugin
 from tuner_job.model.digest import digest, digest_files
 from tuner_job.model.fetch import fetch
 from tuner_job.store import layout
-from tuner_job.store.blobs import get_blob_file
+from tuner_job.store.blobs import get_blob_file, put_blob
 from tuner_job.store.models import RemoteModels
 from tuner_job.store.objects import ObjectStore
 from tuner_job.trial.supervisor import MAX_INFRASTRUCTURE_TRIES, Supervisor, TrialEnd
 
+TIMING_CACHE_BYTES = 64 << 20
+"""A larger timing cache is not kept."""
+
+BUSY_SECONDS = 5.0
+"""Between two tries on a device that others use."""
+
 SCRATCH_FLOOR = 256 << 20
 """Bytes that must be free beside four copies of the model before anything is built."""
+
+
+DEVICE_BUSY = "DeviceBusy"
+"""Reason of a worker that ends because others use its device: it is to be started again."""
 
 
 class Stopped(Exception):
@@ -34,6 +46,14 @@ class Stopped(Exception):
 
 class ScratchFull(TrtfleetError):
     reason = "ScratchFull"
+
+
+def busy(end: TrialEnd) -> str | None:
+    """The reason of an error that is about a child which ended because others use the device; None for any other end."""
+    return DEVICE_BUSY if end.report is not None and end.report.status == "busy" else None
+
+
+log = logging.getLogger("trtfleet.worker")
 
 
 @dataclass
@@ -50,6 +70,10 @@ class Workspace:
     on_phase: Callable[[Phase], None]
     models: dict[str, Path] = field(default_factory=dict)
     references: Path | None = None
+    plugins: tuple[Path, ...] = ()
+    timing_cache: Path | None = None
+    """What this worker's explore builds start from."""
+    busy_seconds: float = BUSY_SECONDS
 
     def fetch_models(self, variants: tuple[VariantInput, ...]) -> tuple[VariantInput, ...]:
         """Bring every variant's files here and check their digests; returns the variants with digests. Raises InputError."""
@@ -60,6 +84,34 @@ class Workspace:
             known.append(variant.model_copy(update={"digest": variant.digest or digest(path)}))
         self._check_room()
         return tuple(known)
+
+    def fetch_plugins(self) -> None:
+        """Bring the run's plugin libraries here, each as a copy that nobody changes between its check and its use.
+
+        Raises InputError: PluginChanged for another digest.
+        """
+        self.plugins = tuple(
+            fetch_plugin(plugin, self.root / "plugins" / str(number), self.remote, f"model.plugins[{number}]")
+            for number, plugin in enumerate(self.run.inputs.plugins)
+        )
+
+    def keep_timing_cache(self, path: Path) -> str | None:
+        """Store what a default build left there; the blob's digest, or None where there is none that can be kept."""
+        if path.is_symlink() or not path.is_file():
+            return None
+        if (size := path.stat().st_size) > TIMING_CACHE_BYTES:
+            log.warning("timing cache of %d MiB is left out: at most %d MiB are kept", size >> 20, TIMING_CACHE_BYTES >> 20)
+            return None
+        return put_blob(self.store, path.read_bytes())
+
+    def fetch_timing_cache(self, digest: str | None) -> None:
+        """Bring the timing cache here that explore builds start from, read-only; None: there is none."""
+        if digest is None:
+            return
+        path = self.root / "timing-cache"
+        get_blob_file(self.store, digest, path, TIMING_CACHE_BYTES)
+        path.chmod(0o400)
+        self.timing_cache = path
 
     def user_references(self) -> Path:
         """The file or folder of references that the user named, here, unchanged since the run was planned. Raises InputError."""
@@ -101,6 +153,7 @@ class Workspace:
         measure: MeasureSettings | None = None,
         tensors: tuple[TensorSpec, ...] = (),
         seed: int = 0,
+        timing_cache: Path | None = None,
     ) -> ChildRequest:
         """A child's request with everything that the run fixes filled in."""
         inputs = self.run.inputs
@@ -122,6 +175,8 @@ class Workspace:
                 "engines": {name: str(path) for name, path in (engines or {}).items()},
                 "inputs": tensors,
                 "samples": inputs.accuracy.samples,
+                "timing_cache": str(timing_cache) if timing_cache else "",
+                "plugins": tuple(str(path) for path in self.plugins),
                 "seed": seed,
                 "output": str(output) if output else "",
             }
@@ -145,7 +200,14 @@ class Workspace:
             end = self.start(request, limits)
             if not end.retriable:
                 return end
+            self.let_go(end)
         return self.start(request, limits)
+
+    def let_go(self, end: TrialEnd) -> None:
+        """Before another try: give those that held the device a moment, for a driver lists a killed process a little longer than
+        it lives. Until told to stop."""
+        if busy(end):
+            self.stop.wait(self.busy_seconds)
 
     def limits_times(self, factor: float) -> Limits:
         """The limits of a child that does the work of so many trials."""

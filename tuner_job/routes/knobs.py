@@ -184,10 +184,14 @@ def _is_int32(value: str) -> bool:
 
 def suggest(name: str, names: Iterable[str]) -> str:
     """`; nearest: -a, -b`, or a hint to list the knobs when nothing is near."""
-    known = tuple(names)
-    folded = {n.casefold().lstrip("-"): n for n in reversed(known)}
-    near = difflib.get_close_matches(name.casefold().lstrip("-"), folded, n=3, cutoff=0.6)
-    return f"; nearest: {', '.join(folded[n] for n in near)}" if near else "; `trtfleet knobs` lists what there is"
+    near = nearest(name, names)
+    return f"; nearest: {', '.join(near)}" if near else "; `trtfleet knobs` lists what there is"
+
+
+def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """At most three names that look like `name`, the likest first."""
+    folded = {n.casefold().lstrip("-"): n for n in reversed(tuple(names))}
+    return tuple(folded[n] for n in difflib.get_close_matches(name.casefold().lstrip("-"), folded, n=3, cutoff=0.6))
 
 
 def show(text: str) -> str:

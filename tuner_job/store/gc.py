@@ -15,6 +15,7 @@ between our clock and the store's. Deleting goes from the referring to the refer
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from tuner_job.api.base import InputError, TrtfleetError, canonical_json
 from tuner_job.api.measurement import Digest
 from tuner_job.api.messages import DiscoveryRecord, PointerRecord, Record, VerdictRecord
 from tuner_job.store import layout, pointers
-from tuner_job.store.objects import Info, ObjectStore
+from tuner_job.store.ledger import Ledger
+from tuner_job.store.objects import Info, ObjectStore, StoreCorrupt
 from tuner_job.store.pointers import PointerName
 from tuner_job.store.records import read_record
 
@@ -74,7 +76,8 @@ def collect(
     """Delete what is unreachable and was last written more than `grace_seconds` before `now`.
 
     Reachable: what each pointer serves or is pinned to, its newest `keep` former manifests (the rest of its history is
-    forgotten), and the references, samples and engines of every run that is not retired. Runs that no pointer names and in
+    forgotten), the references, timing cache, samples, layers and engines of every run that is not retired, and the timing caches
+    of the ledger. Runs that no pointer names and in
     which nothing was written for `run_retention_seconds` are retired; ledger records older than `ledger_retention_seconds` are
     deleted. None: never.
 
@@ -121,6 +124,7 @@ class _Collection:
         kept_manifests, used = self._mark_manifests(manifests, pointed, runs.keys() - dead)
         for run in runs.keys() - dead:
             used |= self._used_by(run)
+        used |= self._timing_caches()
 
         self._delete("manifests", manifests, lambda info: _name(info) in kept_manifests)
         self._delete("attestations", attestations, lambda info: info.key.split("/")[2] in kept_manifests)
@@ -199,10 +203,24 @@ class _Collection:
         if (discovery := self._readable(layout.discovery(run), DiscoveryRecord)) is not None:
             used.add(discovery.references_blob)
             used.update(build.engine.digest for build in discovery.pilot)
+            if discovery.timing_cache_blob is not None:
+                used.add(discovery.timing_cache_blob)
         if (verdict := self._readable(layout.verdict(run), VerdictRecord)) is not None:
             used.add(verdict.engine.digest)
-            if verdict.samples_blob is not None:
-                used.add(verdict.samples_blob)
+            used.update(blob for blob in (verdict.samples_blob, verdict.layers_blob) if blob is not None)
+        return used
+
+    def _timing_caches(self) -> set[Digest]:
+        """Those that the ledger names. A record that cannot be read is of no use to any run, so nothing is kept for it."""
+        ledger = Ledger(self._store)
+        used: set[Digest] = set()
+        for info in self._store.list(layout.LEDGER):
+            _, identity, name = info.key.split("/", 2)
+            if name != layout.TIMING_CACHE:
+                continue
+            with contextlib.suppress(InputError, StoreCorrupt):
+                if (blob := ledger.timing_cache(identity)) is not None:
+                    used.add(blob)
         return used
 
     def _readable(self, key: str, kind: type[R]) -> R | None:

@@ -10,6 +10,7 @@ runs/<run>/run.json                        what is tuned
            verdict.json                    what the final found
            retired.json                    the run is about to be collected: nothing of it may be published any more
 ledger/<identity>/<candidate>.json         results that other runs may reuse
+                  timing-cache.json        the timing cache that its builds start from
 blobs|manifests/sha256/<d>                 by content
 attestations/sha256/<d>/<key id>           about manifest d, by one signing key
 pointers/<cluster>/<namespace>/<job>/<target>/<runtime version>.json
@@ -33,6 +34,8 @@ MANIFESTS = "manifests/sha256"
 ATTESTATIONS = "attestations/sha256"
 POINTERS = "pointers"
 PROBE = ".probe"
+TIMING_CACHE = "timing-cache.json"
+"""Beside an identity's candidates, whose names are hexadecimal."""
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
 _PART_LENGTH = 160
@@ -97,6 +100,10 @@ def retired(run: str) -> str:
 
 def ledger(identity: str, candidate: Candidate) -> str:
     return f"{LEDGER}/{identity}/{candidate.id}.json"
+
+
+def timing_cache(identity: str) -> str:
+    return f"{LEDGER}/{identity}/{TIMING_CACHE}"
 
 
 def blob(digest: str) -> str:

@@ -8,7 +8,7 @@ from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.child import ShapeCase
 from tuner_job.api.inputs import RunInputs, VariantInput
 from tuner_job.api.measurement import PROTOCOL_VERSION, Candidate, Device
-from tuner_job.api.messages import LedgerRecord, ResultRecord
+from tuner_job.api.messages import LedgerRecord, ResultRecord, RunRecord, TimingCacheRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreCorrupt
@@ -56,6 +56,11 @@ def identity(
     )
 
 
+def ignores_ledger(run: RunRecord) -> bool:
+    """A rerun measures anew; so does a run without warm start."""
+    return bool(run.rerun_token) or run.inputs.search.warm_start == "None"
+
+
 class Ledger:
     """The ledger of one store, which is one trust domain."""
 
@@ -78,3 +83,17 @@ class Ledger:
             return False
         record = LedgerRecord(identity=identity, result=result)
         return create_record(self._store, layout.ledger(identity, result.candidate), record)
+
+    def timing_cache(self, identity: str) -> str | None:
+        """Digest of the blob with the identity's timing cache. Raises as `lookup` does."""
+        key = layout.timing_cache(identity)
+        record = read_record(self._store, key, TimingCacheRecord)
+        if record is None:
+            return None
+        if record.identity != identity:
+            raise StoreCorrupt(f"{key} in {self._store.url} names the cache of another identity; delete it")
+        return record.blob
+
+    def name_timing_cache(self, identity: str, blob: str) -> bool:
+        """Make the blob the identity's timing cache for good. False: it has another one."""
+        return create_record(self._store, layout.timing_cache(identity), TimingCacheRecord(identity=identity, blob=blob))
