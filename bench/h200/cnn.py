@@ -1,6 +1,6 @@
 """Writes the model that is tuned and timed on a GPU: a residual network in FP16 with FP32 inputs and outputs, seeded weights.
 
-python bench/h200/cnn.py build/cnn.onnx
+python bench/h200/cnn.py build/cnn.onnx [blocks, 8 if not given]
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
-BATCH, CHANNELS, SIZE, BLOCKS, CLASSES = 4, 64, 112, 8, 100
+BATCH, CHANNELS, SIZE, CLASSES = 4, 64, 112, 100
 
 
-def cnn(path: Path) -> None:
-    """Stem, BLOCKS of two 3×3 convolutions with a skip connection, pooling, a dense layer and a soft maximum."""
+def cnn(path: Path, blocks: int = 8) -> None:
+    """Stem, blocks of two 3×3 convolutions with a skip connection, pooling, a dense layer and a soft maximum."""
     rng = np.random.default_rng(0)
     nodes, weights = [], []
 
@@ -35,7 +35,7 @@ def cnn(path: Path) -> None:
         return node("Conv", [data, *parameters], pads=[1, 1, 1, 1], strides=[stride, stride])
 
     last = node("Relu", [conv(node("Cast", ["image"], to=TensorProto.FLOAT16), 3, stride=2)])
-    for _ in range(BLOCKS):
+    for _ in range(blocks):
         inner = node("Relu", [conv(last, CHANNELS)])
         last = node("Relu", [node("Add", [last, conv(inner, CHANNELS, scale=0.3)])])
     pooled = node("Flatten", [node("GlobalAveragePool", [last])])
@@ -53,4 +53,4 @@ def cnn(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    cnn(Path(sys.argv[1]))
+    cnn(Path(sys.argv[1]), *map(int, sys.argv[2:]))
