@@ -12,6 +12,8 @@ from typing import Any
 from stand_in.build import libraries
 
 PACKAGE = Path(__file__).parent / "tensorrt"
+TRUTH = Path(__file__).parent / "device_truth.py"
+KNOBS = Path(__file__).parents[1] / "data" / "all_build_routes-11.2.1.2.json"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Stage:
         stage = Stage(folder)
         stage.python.mkdir(parents=True)
         stage.lib.mkdir()
-        (stage.python / "tensorrt").symlink_to(PACKAGE)
+        for part in (PACKAGE, TRUTH):
+            (stage.python / part.name).symlink_to(part)
         for library in libraries().iterdir():
             (stage.lib / library.name).symlink_to(library)
         stage.write(script or {}, device)

@@ -1,7 +1,7 @@
 """A scripted stand-in for TensorRT's Python module: test code, and named so wherever it shows.
 
 It parses ONNX files, "builds" and runs them (ONNX Runtime computes, on the CPU), under the real list of 211 knobs. What a route
-costs is planted (`_truth`), what goes wrong is scripted (`_script`), and time is the virtual clock of the driver stand-in
+costs is planted (`device_truth`), what goes wrong is scripted (`_script`), and time is the virtual clock of the driver stand-in
 (`stand_in/cuda`). Names and signatures follow the real modules; what the product does not use is left out.
 """
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from device_truth import Truth
 
 from . import _device
 from ._base import Dims, IHostMemory, ILogger, Speaker
@@ -28,7 +29,6 @@ from ._enums import (
 from ._network import INetworkDefinition, IPluginRegistry
 from ._plan import Plan
 from ._script import HAS_ROUTES, SCRIPT, VERSION, bounded, knob_text
-from ._truth import Truth
 
 _STEPS = 6
 _MiB = 1 << 20

@@ -5,7 +5,7 @@
     seed           of build luck and of the noise of sessions [0]
     seconds        device time of the default engine [0.001]
     buildSeconds   how long a build takes, in seconds of the wall clock [0]
-    truth          see `_truth.Truth` [nothing has an effect]
+    truth          see `device_truth.Truth` [nothing has an effect]
     luck, noise    factors on what differs from build to build, and from time to time [1.0]
     parserErrors   what the parser finds wrong with any model: [{"node", "name", "operator", "code", "text"}]
     when           what happens on a condition, `{condition: action}`

@@ -1,7 +1,7 @@
 """What a route and builder settings really cost: planted, so that a campaign's winner can be held against it.
 
 A token is `-knob=value` away from the knob's default, or `setting=value` away from the builder's. Nearly all change nothing.
-Imports neither the rest of the stand-in nor an engine library.
+It lies beside the package, since benchmarks read it without TensorRT's stand-in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from tuner_job.routes.knobs import KnobList
 
 SETTINGS = {
     "optimizationLevel=0": 0.35,
@@ -107,6 +109,6 @@ def plant(tokens: Sequence[str], *, live: int, seed: int, median: float = 0.012)
     return Truth({**SETTINGS, **effects}, needs, pairs)
 
 
-def flips(knobs: Mapping[str, tuple[tuple[str, ...] | None, str]]) -> list[str]:
-    """Every token of a knob with listed values, in listed order. `knobs`: name → (values or None, default)."""
-    return [f"{name}={v}" for name, (values, default) in knobs.items() for v in values or () if v != default]
+def flips(knobs: KnobList) -> list[str]:
+    """Every token of a bounded knob, in listed order."""
+    return [f"{knob.name}={value}" for knob in knobs.bounded for value in knob.values or () if value != knob.default]
