@@ -62,7 +62,8 @@ def record(job: Path, device: str, output: Path, budget: float, count: int) -> N
 
 
 def _builds(lab: Lab, count: int, ends: float) -> tuple[dict[str, Path], list[float]]:
-    engines, seconds = {}, []
+    engines: dict[str, Path] = {}
+    seconds = []
     for number in range(count):
         if engines and time.monotonic() > ends:
             break
