@@ -241,3 +241,12 @@ def test_what_only_a_cluster_uses_is_told() -> None:
     assert isinstance(job, TuningJob)
     named = {name for target in job.spec.targets for name in cluster_fields(job, target)}
     assert {"retune", "workerTemplate"} <= named
+
+
+def test_a_gpu_that_may_be_shared_is_part_of_what_is_measured() -> None:
+    alone, shared = (
+        inputs(changed(full("TuningJob"), "spec/targets/0/device/gpu/allowShared", allowed), "l40s", TENSORRT)
+        for allowed in (False, True)
+    )
+    assert (alone.measure.allow_shared, shared.measure.allow_shared) == (False, True)
+    assert inputs_digest(alone) != inputs_digest(shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from campaign_records import discovery_record, result_record, run_record
@@ -10,11 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner_job.api.base import InputError, digest_of
+from tuner_job.api.measurement import BuilderSetting
 from tuner_job.api.messages import PlannedTrial, PlanRecord, ResultRecord, RunRecord, own_first
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.leaders import leaders
-from tuner_job.campaign.rounds import Fold, device_seconds, first_plan, next_plan, reserved_seconds, seal, space_of
-from tuner_job.search.rounds import Proposal
+from tuner_job.campaign.rounds import (
+    Fold,
+    default_fingerprints,
+    device_seconds,
+    first_plan,
+    next_plan,
+    observations,
+    reserved_seconds,
+    seal,
+    space_of,
+)
+from tuner_job.search.posterior import Posterior
+from tuner_job.search.rounds import History, Proposal
 from tuner_job.search.singles import OneAtATime
 from tuner_job.search.space import Flip, Space
 
@@ -313,3 +326,35 @@ def test_the_budget_keeps_back_what_the_final_needs() -> None:
     run = run_record(device_seconds=100.0)
     assert reserved_seconds(run.inputs, discovery_record(run)) == 30.0
     assert reserved_seconds(run_record().inputs, discovery_record(run)) == 0.0
+
+
+def test_timings_are_pooled_only_by_fingerprints_that_discover_confirmed() -> None:
+    """Two routes build one engine: confirmed, both are told their mean; not confirmed, each its own number."""
+
+    def fold_of(*, hold: bool) -> Fold:
+        def answer(run: RunRecord, planned: PlannedTrial) -> ResultRecord:
+            found = result_record(run, planned, {"-k1=off": 0.9, "-k2=off": 0.7})
+            assert found.engine is not None
+            name = "one" if planned.candidate.route in ("-k1=off", "-k2=off") else found.engine.fingerprint
+            return found.model_copy(update={"engine": found.engine.model_copy(update={"fingerprint": name})})
+
+        fold, _ = play(run_record("OneAtATime"), answer)
+        return replace(fold, discovery=fold.discovery.model_copy(update={"fingerprints_hold": hold}))
+
+    def estimates(fold: Fold) -> dict[str, float]:
+        space = space_of(fold.run.inputs, fold.discovery.knobs)
+        posterior = Posterior(History(space, observations(fold)))
+        return {space.candidate(posterior.named(one.stack)).route: one.estimate for one in posterior.tried}
+
+    pooled, apart = estimates(fold_of(hold=True)), estimates(fold_of(hold=False))
+    assert pooled["-k1=off"] == pytest.approx(pooled["-k2=off"], abs=0.01)
+    assert apart["-k1=off"] - apart["-k2=off"] > 0.15
+    assert default_fingerprints(fold_of(hold=True).discovery) == {"base"}
+    assert {one.fingerprint for one in observations(fold_of(hold=False))} == {""}
+
+
+def test_a_settings_default_is_no_candidate_of_a_plan() -> None:
+    run = run_record("OneAtATime", settings={"level": ("3", "5")}, include=("-k0",))
+    offered = (BuilderSetting(name="level", low=0, high=5, default="3"),)
+    plan = first_plan(run, discovery_record(run).model_copy(update={"settings": offered}))
+    assert [trial.candidate.settings for trial in plan.trials if trial.candidate.settings] == [{"level": "5"}]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tuner_job.store import layout, pointers
 from tuner_job.store.blobs import put_blob
 from tuner_job.store.gc import MIN_GRACE_SECONDS, CannotCollect, Report, collect
 from tuner_job.store.keys import Signer, TrustRoot
+from tuner_job.store.ledger import Ledger
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.publish import Published, publish
 from tuner_job.store.verify import verify
@@ -250,3 +252,31 @@ def test_files_half_written_are_swept_from_a_folder(tmp_path: Path) -> None:
     os.utime(aside, (0, 0))
     assert collect(store, keep=1, now=datetime.now(UTC)).swept == 1
     assert not aside.exists()
+
+
+def test_a_timing_cache_stays_as_long_as_the_ledger_or_a_run_names_it(world: World) -> None:
+    named, of_run, of_nobody = (put_blob(world.view(), name) for name in (b"named", b"of a run", b"of nobody"))
+    ledger = Ledger(world.view())
+    ledger.name_timing_cache("1" * 64, named)
+    world.view().create(layout.timing_cache("2" * 64), b"not a record")
+    done = finished()
+    discovery = done.discovery.model_copy(update={"timing_cache_blob": of_run})
+    write(world.view(), replace(done, discovery=discovery))
+    world.pass_time(30)
+    assert sweep(world).deleted["blobs"] >= 1
+    assert {layout.blob(named), layout.blob(of_run)} <= keys(world)
+    assert layout.blob(of_nobody) not in keys(world)
+
+    sweep(world, ledger_retention_seconds=DAY)
+    sweep(world)
+    assert layout.blob(named) not in keys(world)
+    assert layout.blob(of_run) in keys(world)
+
+
+def test_the_layers_of_a_final_stay_with_its_run(world: World) -> None:
+    layers = put_blob(world.view(), b"layers")
+    done = finished()
+    write(world.view(), replace(done, verdict=done.verdict.model_copy(update={"layers_blob": layers})))
+    world.pass_time(30)
+    sweep(world)
+    assert layout.blob(layers) in keys(world)

@@ -153,3 +153,22 @@ def test_thresholds_budgets_and_places_do_not(same: Callable[[], str]) -> None:
 def test_a_model_that_was_not_digested_has_no_identity() -> None:
     with pytest.raises(InputError, match="variant default has no digest"):
         identity(INPUTS, **{**FACTS, "variants": INPUTS.variants})
+
+
+def test_an_identity_has_one_timing_cache_for_good(object_store: ObjectStore) -> None:
+    ledger = Ledger(object_store)
+    assert ledger.timing_cache(IDENTITY) is None
+    assert ledger.name_timing_cache(IDENTITY, "1" * 64)
+    assert not ledger.name_timing_cache(IDENTITY, "2" * 64)
+    assert ledger.timing_cache(IDENTITY) == "1" * 64
+    assert ledger.timing_cache("b" * 64) is None
+
+
+def test_a_timing_cache_of_another_identity_is_not_used(ledger: Ledger) -> None:
+    store = ObjectStore.open(f"memory://ledger-{next(_names)}")
+    Ledger(store).name_timing_cache(IDENTITY, "1" * 64)
+    found = store.get(layout.timing_cache(IDENTITY), 1000)
+    assert found is not None
+    store.create(layout.timing_cache("b" * 64), found.data)
+    with pytest.raises(StoreCorrupt, match="another identity"):
+        Ledger(store).timing_cache("b" * 64)
