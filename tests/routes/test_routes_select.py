@@ -1,7 +1,7 @@
 import pytest
 
 from tuner_job.api.base import InputError
-from tuner_job.routes.knobs import BadValue, KnobList, UnknownKnob
+from tuner_job.routes.knobs import BadValue, KnobList, UnknownKnob, parse_knob_list
 from tuner_job.routes.select import EmptySearch, require_search, select
 
 
@@ -48,7 +48,6 @@ def test_a_full_name_beats_a_glob_in_values(real_knobs: KnobList) -> None:
         ({"values": {"-kgen:tiling": ["9"]}}, BadValue, "allowed: 0, 1, 2"),
         ({"values": {"-peep:max": ["x"]}}, BadValue, "a decimal integer"),
         ({"values": {"-kgen:tiling": []}}, InputError, "empty list"),
-        ({"include": ["-peep:max"]}, InputError, "give its values"),
         ({"include": ["-reshape_ppg"], "values": {"-kgen:tiling": ["1"]}}, InputError, "leave no such knob"),
         ({"values": {"-kgen:tiling*": ["1"], "-kgen:til*g": ["2"]}}, InputError, "both match -kgen:tiling"),
     ],
@@ -60,8 +59,34 @@ def test_mistakes_are_named_with_their_field(real_knobs: KnobList, arguments, er
     assert says in str(caught.value)
 
 
-def test_unbounded_knobs_under_a_glob_are_passed_over(real_knobs: KnobList) -> None:
-    assert "-kgen:topk_algo" not in names(select(real_knobs, ["-kgen:*"]))
+@pytest.mark.parametrize("include", [(), ("*",), ("-*",), ("-*", "-kgen:tiling")])
+def test_unbounded_knobs_are_not_searched_unless_asked_for(real_knobs: KnobList, include) -> None:
+    assert all(s.knob.values is not None for s in select(real_knobs, include))
+    assert len(select(real_knobs, include)) == 197
+
+
+@pytest.mark.parametrize("include", [["-kgen:topk_algo"], ["-kgen:*"], ["-*", "-kgen:topk*"]])
+def test_an_unbounded_knob_that_is_asked_for_takes_its_curated_values(real_knobs: KnobList, include) -> None:
+    by_name = {s.knob.name: s.values for s in select(real_knobs, include)}
+    assert by_name["-kgen:topk_algo"] == ("0", "16", "32", "64")
+    assert "-peep:max" not in by_name
+
+
+def test_given_values_and_exclude_beat_curated_ones(real_knobs: KnobList) -> None:
+    (topk,) = select(real_knobs, ["-kgen:topk_algo"], values={"-kgen:topk_algo": ["16"]})
+    assert topk.flips == ("16",)
+    assert select(real_knobs, ["-kgen:topk_algo"], ["-kgen:topk*"]) == ()
+
+
+def test_an_unbounded_knob_without_curated_values_needs_values() -> None:
+    knobs = parse_knob_list(
+        '{"tuner_version": "9", "tuner_options": ['
+        '{"option": "-new:depth", "allowed_values": "-new:depth=int", "default_value": "0"},'
+        '{"option": "-old", "allowed_values": "-old=[on|off]", "default_value": "on"}]}'
+    )
+    with pytest.raises(InputError, match="give its values"):
+        select(knobs, ["-new:depth"])
+    assert names(select(knobs, ["-new:*", "-old"])) == ["-old"]
 
 
 def test_a_search_with_nothing_to_vary_is_refused(real_knobs: KnobList) -> None:

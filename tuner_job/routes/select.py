@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tuner_job.api.base import InputError
+from tuner_job.routes.curated import curated_values
 from tuner_job.routes.knobs import Knob, KnobList, UnknownKnob, show
 
 
@@ -38,11 +39,14 @@ def select(
     """Resolve names and globs (`-kgen:*`) against the knob list, in its order.
 
     Empty `include` means every knob. `values` (name or glob → values) replaces the values to try; a full name wins over globs. An
-    unbounded knob is searched only over given values: included by its full name without values it is an error, by a glob it is
-    passed over. Raises UnknownKnob for a pattern that matches nothing, BadValue, InputError for a contradiction. The result may
-    be empty, since settings or variants may be left to search: `require_search` judges them together.
+    unbounded knob without values is searched over its curated ones (routes.curated), but only where `include` asks for it, by its
+    full name or by a glob that does not match every knob. Without curated values a full name is an error, and a glob passes it
+    over.
+
+    Raises UnknownKnob for a pattern that matches nothing, BadValue, InputError for a contradiction. The result may be empty, since
+    settings or variants may be left to search: `require_search` judges them together.
     """
-    given = _given_values(knobs, values or {})
+    given = _curated(knobs, include) | _given_values(knobs, values or {})
     chosen = _matching(knobs, include, "search.knobs.include") if include else set(knobs.names)
     chosen -= _matching(knobs, exclude, "search.knobs.exclude")
     for pattern in values or {}:
@@ -70,6 +74,19 @@ def require_search(
             f"search: no knob, builder setting or model variant is left to try; {missing or 'widen search.knobs'}, or name "
             f"search.builder.settings"
         )
+
+
+def _curated(knobs: KnobList, include: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values for the unbounded knobs that `include` asks for."""
+    asked = {name for name in knobs.names if any(_asks_for(knobs, pattern, name) for pattern in include)}
+    return {name: values for name in asked if (values := curated_values(knobs.find(name)))}
+
+
+def _asks_for(knobs: KnobList, pattern: str, name: str) -> bool:
+    """Whether the pattern means this knob, and not simply all there are."""
+    if not fnmatchcase(name, pattern):
+        return False
+    return pattern == name or not all(fnmatchcase(other, pattern) for other in knobs.names)
 
 
 def _matching(knobs: KnobList, patterns: Sequence[str], where: str) -> set[str]:

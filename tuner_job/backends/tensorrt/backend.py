@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
 from collections.abc import Sequence
 from functools import cached_property
@@ -34,6 +35,12 @@ class TensorRTBackend:
         self._device = device
         self._library = find(self.name)
         self._log = Log(self._library.module)
+
+    @classmethod
+    def preload(cls, _device: str) -> None:
+        """The library and what runs engines; neither makes a CUDA context."""
+        find(cls.name)
+        importlib.import_module("tuner_job.backends.tensorrt.engine")
 
     def state(self) -> DeviceState | None:
         return nvml.state() if self._device == "GPU" else None
@@ -75,7 +82,8 @@ class TensorRTBackend:
         except OSError as error:
             raise BadModel(f"model.plugins: {path.name}: cannot be loaded: {one_line(str(error))}") from None
         if len(registry.all_creators) == before:
-            raise BadModel(f"model.plugins: {path.name}: brings no plugin for {self._library.title}: {self._log.text()}")
+            why = self._log.text() or "it exports no getCreators and registers nothing when it is opened"
+            raise BadModel(f"model.plugins: {path.name}: brings no plugin for {self._library.title}: {why}")
 
     def versions(self) -> dict[str, str]:
         return self._library.versions() | _reference_version()

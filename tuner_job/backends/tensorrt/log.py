@@ -18,6 +18,8 @@ _WHERE = re.compile(
     r"^\[[\w.]+::\w+::\d+\] |^\w+\.(?:cpp|hpp|h):\d+: |"  # [file.cpp::function::12] and file.cpp:12: at the start
     r" ?\bIn \w+ at /\S+:\d+(?= |\)|$)"  # In function at /path/file.cpp:12
 )
+_NOISE = re.compile(r"\[checkMacros\.cpp::catchCudaError::\d+\] Error Code 1: Cuda Runtime \(In .*?\(cudaError \d+: [^)]*\)\)")
+"""Follows every error where there is no GPU, and is never the cause."""
 _OUT_OF_MEMORY = re.compile(r"out ?of ?memory|could not be allocated|failed to allocate|FAILED_ALLOCATION", re.IGNORECASE)
 
 
@@ -45,12 +47,15 @@ class Log:
         if kept is None:
             return
         line = one_line(message)
-        kept.add(line)
+        (self._warnings if _NOISE.fullmatch(" ".join(message.split())) else kept).add(line)
         sys.stderr.write(f"[{severity.lower().replace('_', ' ')}] {line}\n")
 
     def clear(self) -> None:
         self._errors.clear()
         self._warnings.clear()
+
+    def errors(self) -> list[str]:
+        return self._errors.lines()
 
     def text(self) -> str:
         """One line: the errors, or the warnings where there are none; "" when all was quiet."""
@@ -92,5 +97,6 @@ class _Kept:
 
 def one_line(message: str) -> str:
     """A message without line breaks and source locations, at most 400 characters."""
-    text = _WHERE.sub("", " ".join(message.split())).strip()
+    whole = " ".join(message.split())
+    text = _WHERE.sub("", _NOISE.sub("", whole).strip() or whole).strip()
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import onnx
+from onnx import TensorProto
 
 from tuner_job.api.child import ShapeCase
 from tuner_job.backends.protocol import BadModel
@@ -13,6 +17,25 @@ from tuner_job.backends.tensorrt.library import Library
 from tuner_job.backends.tensorrt.log import Log, one_line
 
 _SHOWN_ERRORS = 5
+
+_ANONYMOUS = frozenset({"", "?", "-1", "None", "none"})
+"""What exporters write for an axis without a name. It binds nothing, but the parser takes equal names for equal sizes."""
+
+_TYPES = {
+    TensorProto.FLOAT: "FLOAT",
+    TensorProto.DOUBLE: "float64, which TensorRT lacks",
+    TensorProto.FLOAT16: "HALF",
+    TensorProto.BFLOAT16: "BF16",
+    TensorProto.INT8: "INT8",
+    TensorProto.UINT8: "UINT8",
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.BOOL: "BOOL",
+    TensorProto.FLOAT8E4M3FN: "FP8",
+}
+"""ONNX element type → TensorRT's name for it."""
+
+_ONLY_LOGGED = re.compile(r"\bfile\b|data ?type", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -26,20 +49,52 @@ class Parsed:
 def parse(library: Library, builder: Any, model: Path, log: Log) -> Parsed:
     """The network of an ONNX file. Raises BadModel with all that the parser has against it.
 
-    Parsed by path: external data is found beside the file, and a model of any size never passes through Python.
+    Parsed by path, so that external data is found beside the file and weights of any size stay out of Python.
     """
-    if not model.is_file():
-        raise BadModel(f"{model.name}: no such file")
+    proto = _header(model)
+    types = {value.name: value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
     log.clear()
     network = builder.create_network(_flags(library))
     parser = library.module.OnnxParser(network, log.logger)
-    parsed = parser.parse_from_file(str(model))
+    if _forget_anonymous_axes(proto):
+        parsed = parser.parse(proto.SerializeToString(), str(model))  # the path says where external data lies
+    else:
+        parsed = parser.parse_from_file(str(model))
+    del proto
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     if not parsed or errors:
-        raise BadModel(f"{model.name}: {library.title} cannot parse it: {_told(errors) or log.text() or 'it does not say why'}")
-    if network.num_outputs == 0:  # an empty file parses
+        raise BadModel(f"{model.name}: {library.title} cannot parse it: {_told(errors, log)}")
+    if network.num_outputs == 0:  # files that are no models can parse
         raise BadModel(f"{model.name}: not an ONNX model: it has no outputs")
+    for tensor in (*inputs(network), *(network.get_output(index) for index in range(network.num_outputs))):
+        wanted = _TYPES.get(types.get(tensor.name, TensorProto.UNDEFINED))
+        if wanted is not None and tensor.dtype.name != wanted:
+            raise BadModel(
+                f"{model.name}: {tensor.name} is {wanted}: {library.title} makes {tensor.dtype.name} of it without a word; "
+                f"cast it inside the model"
+            )
     return Parsed(network, parser)
+
+
+def _header(model: Path) -> Any:
+    """The model without its external data."""
+    if not model.is_file():
+        raise BadModel(f"{model.name}: no such file")
+    try:
+        return onnx.load(str(model), load_external_data=False)
+    except Exception as error:  # protobuf's own error type depends on its implementation
+        raise BadModel(f"{model.name}: not an ONNX model, or a truncated one ({one_line(str(error))})") from None
+
+
+def _forget_anonymous_axes(proto: Any) -> bool:
+    """Take such names from the inputs where two axes share one; whether there were any."""
+    dims = [dim for value in proto.graph.input for dim in value.type.tensor_type.shape.dim]
+    anonymous = [dim for dim in dims if dim.HasField("dim_param") and dim.dim_param in _ANONYMOUS]
+    if len({dim.dim_param for dim in anonymous}) == len(anonymous):
+        return False
+    for dim in anonymous:
+        dim.ClearField("dim_param")
+    return True
 
 
 def _flags(library: Library) -> int:
@@ -51,8 +106,10 @@ def _flags(library: Library) -> int:
     return 0
 
 
-def _told(errors: Sequence[Any]) -> str:
-    lines = list(dict.fromkeys(_explained(error) for error in errors))
+def _told(errors: Sequence[Any], log: Log) -> str:
+    """Every error of the parser, and what only its log says: the names of files and of element types."""
+    lines = list(dict.fromkeys(_explained(error) for error in errors)) or [log.text() or "it does not say why"]
+    lines += [line for line in log.errors() if _ONLY_LOGGED.search(line) and not any(line in known for known in lines)]
     more = f"; and {len(lines) - _SHOWN_ERRORS} more" if len(lines) > _SHOWN_ERRORS else ""
     return "; ".join(lines[:_SHOWN_ERRORS]) + more
 
@@ -60,9 +117,9 @@ def _told(errors: Sequence[Any]) -> str:
 def _explained(error: Any) -> str:
     description, operator, node = one_line(str(error.desc())), str(error.node_operator()), str(error.node_name())
     if "Plugin not found" in description and operator:
-        return f"unknown operator {operator} (node {node or error.node()}); a plugin that brings it is needed (model.plugins)"
-    if "Failed to parse the ONNX model" in description:
-        return "not an ONNX model, or a truncated one"
+        return (
+            f"unknown operator {operator} (node {node or error.node()}): Plugin not found; name what brings it in model.plugins"
+        )
     where = f"node {node or error.node()} ({operator}): " if operator else ""
     return f"{where}{description}"
 
