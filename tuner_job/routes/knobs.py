@@ -38,7 +38,7 @@ class Knob:
     name: str
     """With its leading dash."""
     values: tuple[str, ...] | None
-    """Allowed values in listed order; None for an unbounded knob, which is only searched over values that a user gives."""
+    """Allowed values in listed order; None for an unbounded knob, which is only searched when a user asks for it."""
     default: str
     help: str
     domain: str

@@ -43,8 +43,8 @@ def select(
     full name or by a glob that does not match every knob. Without curated values a full name is an error, and a glob passes it
     over.
 
-    Raises UnknownKnob for a pattern that matches nothing, BadValue, InputError for a contradiction. The result may be empty, since
-    settings or variants may be left to search: `require_search` judges them together.
+    Raises UnknownKnob for a pattern that matches nothing, BadValue, InputError for a contradiction. The result may be empty,
+    since settings or variants may be left to search: `require_search` judges them together.
     """
     given = _curated(knobs, include) | _given_values(knobs, values or {})
     chosen = _matching(knobs, include, "search.knobs.include") if include else set(knobs.names)
