@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from tuner_job.api.base import InputError, TrtfleetError
 from tuner_job.api.messages import BeatState, VerdictRecord
+from tuner_job.campaign import gpus
 from tuner_job.campaign.exits import WorkerExit
 from tuner_job.campaign.processes import id_of, is_gone
 from tuner_job.campaign.reader import RunReader
@@ -93,12 +94,17 @@ class LocalExecutor:
         self._tick = tick_seconds
         self._worker_options = worker_options
         self._reader = RunReader(store, run)
+        self._gpus: tuple[str, ...] = ()
         self._attempt = 0
         self._deaths = 0
         self._finished = 0
 
     def complete(self) -> VerdictRecord:
-        """Run what is left of the run. Raises RunBusy, RunStopped (Ctrl-C), RunFailed, or the workers' InputError."""
+        """Run what is left of the run. Raises RunBusy, RunStopped (Ctrl-C), RunFailed, or the workers' InputError.
+
+        Explore workers on GPUs get one each; InputError where there are fewer.
+        """
+        self._gpus = gpus.deal(self._reader.run.inputs, self._workers, gpus.visible(os.environ))
         with _only_one(self._store.url, self._run):
             self._bury_predecessors()
             while (verdict := self._reader.verdict()) is None:
@@ -160,9 +166,12 @@ class LocalExecutor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the executor alone, which stops its workers in order
-                env={**os.environ, STORE_OPTIONS: json.dumps(self._options)},
+                env={**os.environ, **self._own_gpu(stage, index), STORE_OPTIONS: json.dumps(self._options)},
             )
         return _Process(name, stage, index, popen, id_of(popen.pid), end_message)
+
+    def _own_gpu(self, stage: Stage, index: int) -> dict[str, str]:
+        return {gpus.VISIBLE: self._gpus[index]} if stage == "explore" and self._gpus else {}
 
     def _ended(self, process: _Process) -> _Process | None:
         """Judge a worker's end; returns its successor if one must be started."""
