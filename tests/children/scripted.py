@@ -307,6 +307,10 @@ class ScriptedBackend:
     def state(self) -> None:
         return None
 
+    @staticmethod
+    def preload(device: str) -> None:
+        note(f"preloaded-{os.getpid()}", device)
+
     def load_plugins(self, paths) -> None:
         assert not paths
 

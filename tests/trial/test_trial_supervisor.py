@@ -152,6 +152,16 @@ def test_a_spare_child_takes_the_next_trial(warm, request_for, limits):
     assert processes.family(thorough=True) == []
 
 
+def test_a_spare_loads_its_libraries_for_the_device_before_it_has_a_request(warm, request_for, limits, notes):
+    for device in ("CPU", "CPU", "GPU", "GPU"):
+        spare = warm._spare
+        end = warm.run(request_for().model_copy(update={"device": device}), limits)
+        assert end.outcome is Outcome.FEASIBLE
+        assert (notes / f"preloaded-{end.child_pid}").read_text() == device
+        assert spare is None or (end.child_pid == spare.pid) == (spare.loaded == ("scripted", device))
+    assert len(list(notes.glob("preloaded-*"))) >= 4
+
+
 def test_a_spare_holds_still_while_the_trial_measures_and_survives_its_end(warm, request_for, limits):
     states = []
 

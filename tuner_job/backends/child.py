@@ -45,6 +45,7 @@ from tuner_job.api.child import (
     Phase,
 )
 from tuner_job.api.measurement import DeviceState, EngineFile, Losses, Timing
+from tuner_job.backends.preflight import await_idle
 from tuner_job.backends.protocol import (
     Backend,
     BadModel,
@@ -91,9 +92,9 @@ class Progress:
 
 def perform(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
     """Do what is asked. Raises the protocol's exceptions, InputError, and whatever the library raises."""
-    state = backend.state() if request.operation not in ("reference", "compile") else None
-    if state is not None and not request.measure.allow_shared:
-        require_idle(state)
+    state: DeviceState | None = None
+    if request.operation not in ("reference", "compile"):
+        state = backend.state() if request.measure.allow_shared else await_idle(backend.state)
     if request.operation != "reference":
         backend.load_plugins([Path(path) for path in request.plugins])
     return _performed(request, backend, progress).model_copy(update={"state": state})
@@ -120,19 +121,6 @@ def _performed(request: ChildRequest, backend: Backend, progress: Progress) -> C
             return ChildReport(status="ok", engine=_built(request, backend, progress))
         case "trial" | "build":
             return _trial(request, backend, progress)
-
-
-def require_idle(state: DeviceState) -> None:
-    """Raise DeviceBusy where other processes hold the device: asked before this process has a context of its own."""
-    if state.processes:
-        shown = ", ".join(
-            f"{one.pid}" + (f" ({one.memory_bytes >> 20} MiB)" if one.memory_bytes else "") for one in state.processes[:4]
-        )
-        more = f" and {len(state.processes) - 4} more" if len(state.processes) > 4 else ""
-        raise DeviceBusy(
-            f"the GPU {state.uuid} is in use by process {shown}{more}; stop them, give the worker a GPU of its own, or set "
-            f"targets[].device.gpu.allowShared"
-        )
 
 
 def _reference(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
@@ -309,11 +297,22 @@ def find_backend(name: str, backends: Mapping[str, BackendFactory] | None) -> Ba
     )
 
 
+def preload(factory: BackendFactory, device: Literal["CPU", "GPU"]) -> None:
+    """Have the backend's libraries loaded while this child waits, where that takes more than the import of the factory.
+
+    A factory says so by a function `preload(device)` of its own. It must open no device: the child that runs meanwhile would see a
+    context there, and refuse to work beside it.
+    """
+    if (load := getattr(factory, "preload", None)) is not None:
+        load(device)
+
+
 def main(arguments: Sequence[str] | None = None, backends: Mapping[str, BackendFactory] | None = None) -> int:
     """Run the child; returns its exit code. `backends` takes the place of the entry points."""
     parser = argparse.ArgumentParser(prog="tuner_job.backends.child")
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--wait", metavar="BACKEND")
+    parser.add_argument("--device", choices=["CPU", "GPU"], default="CPU", help="that the awaited request is for")
     parser.add_argument("--parent", type=int)
     options = parser.parse_args(arguments)
     if options.parent is not None:
@@ -325,7 +324,7 @@ def main(arguments: Sequence[str] | None = None, backends: Mapping[str, BackendF
     os.chdir(options.scratch)
     if options.wait is not None:
         with contextlib.suppress(Exception):  # the request will meet it again and report it
-            find_backend(options.wait, backends)
+            preload(find_backend(options.wait, backends), options.device)
         if not os.read(0, 1):
             return 0
     request = ChildRequest.from_json((options.scratch / REQUEST_FILE).read_bytes(), where=REQUEST_FILE)

@@ -10,6 +10,7 @@ import resource
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from tuner_job.api.child import PHASE_FD, REQUEST_FILE, ChildRequest, Limits
 from tuner_job.trial import cgroup
@@ -21,15 +22,21 @@ _ABOVE = PHASE_FD + 1
 
 
 class Child:
-    """A child that waits, in its own session and scratch folder, for `begin`. It has loaded `backend` while it waited.
+    """A child that waits, in its own session and scratch folder, for `begin`. Meanwhile it loads `backend` for `device`.
 
     Raises OSError when there is no space for its folder or no process can be made.
     """
 
     def __init__(
-        self, command: Sequence[str], backend: str, root: Path, base: Mapping[str, str], extra: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        backend: str,
+        device: Literal["CPU", "GPU"],
+        root: Path,
+        base: Mapping[str, str],
+        extra: Mapping[str, str],
     ) -> None:
-        self.backend = backend
+        self.loaded = (backend, device)
         self.group: Path | None = None
         with contextlib.ExitStack() as undo:
             self.scratch = Scratch(root)
@@ -42,7 +49,7 @@ class Child:
             inner = {0: go_read, 1: output_write, 2: output_write, PHASE_FD: phases_write}
             self.pid = os.posix_spawn(
                 command[0],
-                [*command, str(self.scratch.path), "--wait", backend, "--parent", str(os.getpid())],
+                [*command, str(self.scratch.path), "--wait", backend, "--device", device, "--parent", str(os.getpid())],
                 child_environment(base, self.scratch.path, extra),
                 file_actions=[(os.POSIX_SPAWN_DUP2, handle, number) for number, handle in inner.items()],
                 setsid=True,

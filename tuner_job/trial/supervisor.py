@@ -132,7 +132,7 @@ class Supervisor:
         with self._one_at_a_time:
             began = time.monotonic()
             try:
-                child = self._take_spare(request.backend) or self._launch(request.backend)
+                child = self._take_spare(request) or self._launch(request)
             except OSError as error:
                 return TrialEnd(Outcome.INFRASTRUCTURE, Phase.START, f"the child could not be started: {error}")
             watch = Watch(child, limits, self._grace, on_phase, stop, drain_seconds)
@@ -155,7 +155,7 @@ class Supervisor:
         except OSError as error:
             verdict = Verdict(Outcome.INFRASTRUCTURE, Phase.START, f"the request could not be written: {error}")
         else:
-            cause, limit = watch.follow(self._known, self._phase_began(request.backend))
+            cause, limit = watch.follow(self._known, self._phase_began(request))
             oom_kills = cgroup.oom_kills(child.group) or cgroup.oom_kills(cgroup.own()) - before
             exit_code, immortal = watch.end(self._known())
             problem = ""
@@ -198,13 +198,13 @@ class Supervisor:
             child_pid=child.pid,
         )
 
-    def _launch(self, backend: str) -> Child:
-        return Child(self._command, backend, self._root, os.environ, self._extra)
+    def _launch(self, request: ChildRequest) -> Child:
+        return Child(self._command, request.backend, request.device, self._root, os.environ, self._extra)
 
     def _known(self) -> frozenset[int]:
         return frozenset(self._spares)
 
-    def _phase_began(self, backend: str) -> Callable[[Phase], None]:
+    def _phase_began(self, request: ChildRequest) -> Callable[[Phase], None]:
         """The spare is made while the child builds (or at the end, if it never does), and holds still while it measures."""
 
         def began(phase: Phase) -> None:
@@ -212,7 +212,7 @@ class Supervisor:
                 return
             if self._spare is None and phase in (Phase.BUILD, Phase.LOAD):
                 with contextlib.suppress(OSError):  # the next trial will say what is wrong
-                    self._spare = self._launch(backend)
+                    self._spare = self._launch(request)
                     self._spares.add(self._spare.pid)
             if self._spare is not None:
                 os.kill(self._spare.pid, signal.SIGSTOP if phase is Phase.MEASURE else signal.SIGCONT)
@@ -223,13 +223,13 @@ class Supervisor:
         if self._spare is not None:
             os.kill(self._spare.pid, signal.SIGCONT)
 
-    def _take_spare(self, backend: str) -> Child | None:
-        """The spare, if it lives and has loaded this backend."""
+    def _take_spare(self, request: ChildRequest) -> Child | None:
+        """The spare, if it lives and has loaded this backend for this device."""
         spare = self._spare
         if spare is None:
             return None
         process = processes.read(spare.pid)
-        if spare.backend != backend or process is None or not process.alive:
+        if spare.loaded != (request.backend, request.device) or process is None or not process.alive:
             self._drop_spare()
             return None
         self._spare = None

@@ -27,12 +27,17 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime"
 
+    @staticmethod
+    def preload(device: Literal["CPU", "GPU"]) -> None:
+        """CUDA and cuDNN from Python packages, where the system has none. Makes no CUDA context."""
+        if device == "GPU":
+            ort.preload_dlls()
+
     def __init__(self, device: Literal["CPU", "GPU"]) -> None:
         self._device = device
         self._cores = allowed_cores()
         self._knobs = knobs(device, len(self._cores), default_threads(len(self._cores)))
-        if device == "GPU":
-            ort.preload_dlls()  # CUDA and cuDNN from Python packages, where the system has none
+        self.preload(device)
 
     def state(self) -> DeviceState | None:
         return nvml.state() if self._device == "GPU" else None
