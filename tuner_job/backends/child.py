@@ -300,8 +300,8 @@ def find_backend(name: str, backends: Mapping[str, BackendFactory] | None) -> Ba
 def preload(factory: BackendFactory, device: Literal["CPU", "GPU"]) -> None:
     """Have the backend's libraries loaded while this child waits, where that takes more than the import of the factory.
 
-    A factory says so by a function `preload(device)` of its own. It must open no device: the child that runs meanwhile would see a
-    context there, and refuse to work beside it.
+    A factory says so by a function `preload(device)` of its own. It must open no device: the child that runs meanwhile would see
+    a context there, and refuse to work beside it.
     """
     if (load := getattr(factory, "preload", None)) is not None:
         load(device)
