@@ -183,13 +183,24 @@ class OnnxParser:
                 f"regular file: {model}"
             )
             return self._fail([ParserError(ErrorCode.INVALID_VALUE, desc, func="parseFromFile")])
+        with open(model, "rb") as file:
+            return self._read(file.read(), model)
+
+    def parse(self, model: Any, path: str | None = None) -> bool:
+        """External data lies beside `path`, or in the working folder where there is none."""
+        self._errors.clear()
+        return self._read(bytes(model), path or "")
+
+    def _read(self, model: bytes, path: str) -> bool:
         try:
-            parsed = onnx.load(model)
-        except FileNotFoundError as error:
-            return self._fail([ParserError(ErrorCode.INVALID_GRAPH, f"Failed to open file: {error}", func="importInitializer")])
+            parsed = onnx.load_model_from_string(model)
         except Exception:  # whatever protobuf says
             desc = "Assertion failed: model->ParseFromCodedStream(&codedInput): Failed to parse the ONNX model."
             return self._fail([ParserError(ErrorCode.MODEL_DESERIALIZE_FAILED, desc, func="deserializeOnnxModel")])
+        try:
+            onnx.load_external_data_for_model(parsed, os.path.dirname(path))
+        except (FileNotFoundError, onnx.checker.ValidationError) as error:
+            return self._fail([ParserError(ErrorCode.INVALID_GRAPH, f"Failed to open file: {error}", func="importInitializer")])
         errors = [*self._scripted(), *self._unknown(parsed), *self._untyped(parsed)]
         if errors:
             return self._fail(errors)
