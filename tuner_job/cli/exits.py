@@ -14,6 +14,7 @@ class Exit(IntEnum):
     USAGE = 2
     VERIFICATION_FAILED = 3
     REFUSED = 4  # a pointer does not allow the change
+    NOT_CONFIRMED = 5  # the doctor could not see everything work
     BAD_INPUT = 64
     WRONG_DEVICE = 65
     STORE_UNUSABLE = 66  # also a full scratch folder: the same command may work later

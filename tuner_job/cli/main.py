@@ -34,6 +34,7 @@ class _Commands(click.Group):
         "gc": "tuner_job.cli.published:gc_command",
         "import": "tuner_job.cli.cache:import_command",
         "export": "tuner_job.cli.cache:export_command",
+        "doctor": "tuner_job.cli.doctor:doctor_command",
         "trtexec": "tuner_job.cli.trtexec:trtexec_command",
     }
 
