@@ -257,7 +257,10 @@ def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> Chil
         )
 
     try:
-        done = perform(request, make()(request.device), progress)
+        factory = make()
+        if request.operation == "inspect":
+            os.environ.update(getattr(factory, "inspect_environment", {}))  # before the device is opened
+        done = perform(request, factory(request.device), progress)
         return done.model_copy(update={"phase": progress.phase, "seconds": progress.seconds()})
     except (BuildRefused, Cancelled) as error:
         return ended("refused", str(error))

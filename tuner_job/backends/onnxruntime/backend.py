@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import onnxruntime as ort
 
@@ -14,6 +14,7 @@ from tuner_job.backends.onnxruntime.build import build_engine, external_files
 from tuner_job.backends.onnxruntime.engine import OrtEngine, ReferenceEngine
 from tuner_job.backends.onnxruntime.identity import allowed_cores, cudnn_version, identify
 from tuner_job.backends.onnxruntime.knobs import knob_list, knobs, settings_of
+from tuner_job.backends.onnxruntime.profile import BLOCKING
 from tuner_job.backends.onnxruntime.settings import default_threads
 from tuner_job.backends.protocol import BadModel, BuildOrder, Engine, Unsupported
 
@@ -26,6 +27,8 @@ class OnnxRuntimeBackend:
     """
 
     name = "onnxruntime"
+    inspect_environment: ClassVar[dict[str, str]] = {BLOCKING: "1"}
+    """Set by a child that inspects engines, and only there."""
 
     @staticmethod
     def preload(device: Literal["CPU", "GPU"]) -> None:

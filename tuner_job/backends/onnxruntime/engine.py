@@ -16,6 +16,7 @@ from tuner_job.api.layers import LayerProfile
 from tuner_job.backends.lanes import GpuTimer
 from tuner_job.backends.onnxruntime.archive import MODEL, SessionFile, unpack
 from tuner_job.backends.onnxruntime.errors import explain_bad_model, one_line
+from tuner_job.backends.onnxruntime.profile import profile
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS, open_session
 from tuner_job.backends.onnxruntime.settings import GraphSettings, LoadSettings
 from tuner_job.backends.onnxruntime.timers import CpuTimer, cuda_timer
@@ -44,9 +45,11 @@ class OrtEngine:
         """The settings that the engine carries."""
         return self._file
 
-    def _open(self, **provider: str) -> ort.InferenceSession:
+    def _open(self, profile_to: Path | None = None, **provider: str) -> ort.InferenceSession:
         model = Path(self._folder.name) / MODEL
-        return open_session(model, self._file.load, self._file.graph, self._device, self._cores, provider=provider)
+        return open_session(
+            model, self._file.load, self._file.graph, self._device, self._cores, profile_to=profile_to, provider=provider
+        )
 
     def run(self, inputs: Tensors) -> dict[str, npt.NDArray[np.generic]]:
         """One inference; arrays are copies in host memory. Raises RuntimeError in one line where ONNX Runtime fails: its own
@@ -70,9 +73,16 @@ class OrtEngine:
         self._timers.append(timer)
         return timer
 
-    def profile(self, inputs: Tensors) -> LayerProfile:  # noqa: ARG002
-        """Not timed yet."""
-        return LayerProfile(layers=())
+    def profile(self, inputs: Tensors) -> LayerProfile:
+        """Its nodes. On a GPU they are timed only where the library has CUPTI or launches wait (`profile.BLOCKING`).
+
+        Raises RuntimeError in one line where ONNX Runtime fails.
+        """
+        self._session = None
+        try:
+            return profile(self._open, Path(self._folder.name), inputs, self._device)
+        except BUILD_ERRORS as error:
+            raise RuntimeError(one_line(error)) from error
 
     def close(self) -> None:
         self._session = None

@@ -44,18 +44,22 @@ def open_session(
     cores: tuple[int, ...],
     *,
     save_to: Path | None = None,
+    profile_to: Path | None = None,
     provider: dict[str, str] | None = None,
 ) -> ort.InferenceSession:
     """A session for `model`; `graph` None means that it is optimised already.
 
-    `save_to` receives the optimised model. `provider` adds options for the CUDA provider (stream, graph). Raises what ONNX
-    Runtime raises (BUILD_ERRORS), and TrtfleetError where the CUDA provider is not there: ONNX Runtime would quietly run on
-    the CPU.
+    `save_to` receives the optimised model; files whose names begin with `profile_to` receive what its profiler tells. `provider`
+    adds options for the CUDA provider (stream, graph). Raises what ONNX Runtime raises (BUILD_ERRORS), and TrtfleetError where
+    the CUDA provider is not there: ONNX Runtime would quietly run on the CPU.
     """
     threads = default_threads(len(cores)) if device == "CPU" and cores else None
     options = session_options(load, graph, cores, threads)
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
+    if profile_to is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_to)
     if device == "CPU":
         return ort.InferenceSession(str(model), options, providers=[CPU_PROVIDER])
     if CUDA_PROVIDER not in ort.get_available_providers():
