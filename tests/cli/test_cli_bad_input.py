@@ -163,6 +163,11 @@ WRITTEN = {
         lambda job: job.write({"accuracy": {"source": "References", "generated": None, "references": {"uri": "refs.npz"}}}),
         ("accuracy.references", "refs.npz does not exist"),
     ),
+    "plugin missing": spec(
+        "model.plugins[0]",
+        "nowhere.so does not exist",
+        model={"plugins": [{"uri": "nowhere.so", "digest": "sha256:" + "0" * 64}]},
+    ),
     "unknown kind of store": Mistake(lambda job: None, ("ftp://x/y", "use one of file://"), arguments=("--store", "ftp://x/y")),
     "store in memory": Mistake(lambda job: None, ("memory://x", "use a folder"), arguments=("--store", "memory://x")),
     "unknown option": Mistake(
@@ -237,6 +242,12 @@ DISCOVERED = {
     ),
     "too few samples for P99": spec(
         "LatencyP99 needs 2000 samples", "raise measurement.sessions", objective={"metric": "LatencyP99"}
+    ),
+    "settings of a runtime without them": search(
+        "search.builder.settings", "'tf32'", "has no builder settings", builder={"settings": {"tf32": ["off"]}}
+    ),
+    "plugins of a runtime without them": spec(
+        "model.plugins", "load none", model={"plugins": [{"uri": "model.onnx", "digest": "sha256:" + "0" * 64}]}
     ),
     "another version of the runtime": runtime("ONNXRuntime", "1.0.0", "CPU", "ONNXRuntime 1.0.0", "install the version"),
     "runtime that is not installed": runtime("TensorRT", "11.2.1", "GPU", "'tensorrt': not installed", "another family"),

@@ -117,9 +117,15 @@ class JobFile:
             variants.append(variant.model_copy(update={"uri": uri, "digest": variant.digest or digest(path)}))
         accuracy = inputs.accuracy
         if accuracy.uri and _is_local(accuracy.uri):
-            path = _local_path(accuracy.uri, base)
+            path = _local_path(accuracy.uri, base, "accuracy.references")
             accuracy = accuracy.model_copy(update={"uri": path.as_uri(), "digest": accuracy.digest or digest_files(path)})
-        return inputs.model_copy(update={"variants": tuple(variants), "accuracy": accuracy})
+        plugins = tuple(
+            plugin.model_copy(update={"uri": _local_path(plugin.uri, base, f"model.plugins[{number}]").as_uri()})
+            if _is_local(plugin.uri)
+            else plugin
+            for number, plugin in enumerate(inputs.plugins)
+        )
+        return inputs.model_copy(update={"variants": tuple(variants), "accuracy": accuracy, "plugins": plugins})
 
     def run_id(self, target: Target, inputs: RunInputs) -> str:
         """The run that these inputs are, under the job's rerun token."""
@@ -204,8 +210,8 @@ def _is_local(uri: str) -> bool:
     return "://" not in uri or urlsplit(uri).scheme in ("file", "package")
 
 
-def _local_path(uri: str, base: Path) -> Path:
+def _local_path(uri: str, base: Path, field: str) -> Path:
     path = Path(urlsplit(uri).path) if uri.startswith("file://") else base / uri
     if not path.exists():
-        raise InputError(f"accuracy.references: {path} does not exist")
+        raise InputError(f"{field}: {path} does not exist")
     return path.resolve()

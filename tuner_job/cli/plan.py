@@ -58,7 +58,7 @@ def plan_command(
     inputs = jobfile.inputs(target)
     discovery = None if knob_file and trial_seconds else _discovery(jobfile, target, inputs, store_url, folder)
     text = _knob_list(knob_file, discovery, inputs, folder)
-    space = space_of(inputs, text)
+    space = space_of(inputs, text, discovery.settings if discovery else None)
     chosen = strategy_of(inputs)
     shards = workers or target.parallelism or 1
     budget = Budget(trials=inputs.search.max_trials, spent=0, round_limit=inputs.search.max_trials, workers=shards)
