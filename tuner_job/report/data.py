@@ -22,6 +22,7 @@ from tuner_job.api.measurement import Candidate, Losses
 from tuner_job.api.messages import DiscoveryRecord, PlannedTrial, PlanRecord, ResultRecord, RunRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.rounds import default_fingerprints
 from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
 from tuner_job.measure.summary import Metric, gain, objective
@@ -85,7 +86,8 @@ class TrialRow:
     convicted: bool = False
     engine: str = ""
     same_engine: bool = False
-    """Its fingerprint is one of the pilot's default builds: what it changed did nothing."""
+    """Its fingerprint is one of the pilot's default builds, and equal ones are one engine (discovery.fingerprints_hold): what it
+    changed did nothing."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def page_of(reader: RunReader) -> Page:
 
 def _same_engines(discovery: DiscoveryRecord, results: Mapping[str, ResultRecord]) -> frozenset[str]:
     """Trials whose engine is one that the default also gave."""
-    default = {build.engine.fingerprint for build in discovery.pilot} - {""}
+    default = default_fingerprints(discovery)
     return frozenset(
         trial
         for trial, result in results.items()
