@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import scripted_backend
+from rig.s3 import Address
 from scripted_run import LEVEL, NO_TUNER, SPEED, inputs, install, run_of, workspace
 
-from tuner_job.api.base import InputError
+from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.inputs import PluginInput, RunInputs
 from tuner_job.api.messages import DiscoveryRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
@@ -21,8 +22,9 @@ from tuner_job.campaign.local import LocalExecutor, RunFailed
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.workspace import TIMING_CACHE_BYTES, Workspace
 from tuner_job.store import layout
-from tuner_job.store.blobs import get_blob, put_blob
+from tuner_job.store.blobs import get_blob
 from tuner_job.store.ledger import Ledger
+from tuner_job.store.models import RemoteModels
 from tuner_job.store.objects import ObjectStore
 from tuner_job.store.vet import vet
 
@@ -230,18 +232,24 @@ def test_a_library_that_changed_since_the_job_was_written_is_not_loaded(scene: C
     assert scripted_backend.noted(here.backend, "plugins") == []
 
 
-def test_a_library_in_a_store_is_fetched_by_its_exact_key(tmp_path: Path) -> None:
-    store = ObjectStore.open("memory://plugins")
+def test_a_library_in_a_store_is_fetched_by_its_exact_key(tmp_path: Path, store_address: Address) -> None:
+    store = store_address.open()
     store.put("lib/a.so", b"code")
-    digest = put_blob(store, b"code")
-    plugins = tuple(PluginInput(uri=f"memory://plugins/{key}", digest=digest) for key in ("lib/a.so", "lib/b.so"))
-    wanted = inputs(tmp_path).model_copy(update={"plugins": plugins[:1]})
-    space = workspace(store, run_of(store, wanted), tmp_path / "space")
-    space.fetch_plugins()
-    assert [path.read_bytes() for path in space.plugins] == [b"code"]
-    gone = wanted.model_copy(update={"plugins": plugins[1:]})
-    with pytest.raises(InputError, match=r"model\.plugins\[0\]: memory://plugins/lib/b\.so does not exist"):
-        workspace(store, run_of(store, gone, "other"), tmp_path / "other").fetch_plugins()
+    for key, digest, reason in (
+        ("lib/a.so", digest_of(b"code"), ""),
+        ("lib/a.so", digest_of(b"other"), "has digest"),
+        ("lib/b.so", digest_of(b"code"), "does not exist|cannot be read"),
+    ):
+        plugin = PluginInput(uri=f"{store_address.url}/{key}", digest=digest)
+        wanted = inputs(tmp_path).model_copy(update={"plugins": (plugin,)})
+        space = workspace(store, run_of(store, wanted, f"{key} {digest}"), tmp_path / f"{key} {digest}")
+        space.remote = RemoteModels(store.url, store_address.options)
+        if reason:
+            with pytest.raises(InputError, match=rf"model\.plugins\[0\]: .*{key} .*({reason})"):
+                space.fetch_plugins()
+        else:
+            space.fetch_plugins()
+            assert [path.read_bytes() for path in space.plugins] == [b"code"]
 
 
 def test_a_busy_device_ends_discover_and_names_who_uses_it(scene: Callable[..., Scene]) -> None:

@@ -204,8 +204,7 @@ class Workspace:
         return self.start(request, limits)
 
     def let_go(self, end: TrialEnd) -> None:
-        """Before another try: give those that held the device a moment, for a driver lists a killed process a little longer than
-        it lives. Until told to stop."""
+        """Before another try: give those that held the device a moment, or until told to stop."""
         if busy(end):
             self.stop.wait(self.busy_seconds)
 
