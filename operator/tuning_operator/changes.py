@@ -15,6 +15,7 @@ GOOD_ENDS = frozenset(
         Reason.NO_SIGNIFICANT_WIN,
         Reason.NO_CANDIDATE,
         Reason.CONSTRAINT_BROKEN,
+        Reason.HOST_SLOWER,
         Reason.SUSPENDED,
         Reason.INPUTS_CHANGED,
     }

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     NO_SIGNIFICANT_WIN = "NoSignificantWin"  # a default engine is published
     NO_CANDIDATE = "NoCandidate"
     CONSTRAINT_BROKEN = "ConstraintBroken"  # faster, but over a bound; a default engine is published
+    HOST_SLOWER = "HostSlower"  # faster on the device, slower end to end; a default engine is published
     PUBLISHED = "Published"
     CURRENT = "Current"
     # waiting for a person

@@ -404,7 +404,8 @@ class VerdictRecord(Record):
     """What was tested; the baseline itself when there was nothing to test."""
     significant: bool
     reason: str
-    """Proven, NoSignificantWin, ConstraintBroken, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal, TimingFailedInFinal."""
+    """Proven, NoSignificantWin, ConstraintBroken, HostSlower, NoCandidate, AccuracyFailedInFinal, BuildFailedInFinal,
+    TimingFailedInFinal."""
     message: str
     p_value: float | None = None
     route_gain: Interval | None = None

@@ -259,6 +259,8 @@ class Final:
             reason, message = "Proven", decision.message
         elif decision.broken:
             reason, message = "ConstraintBroken", decision.message
+        elif decision.host_slower:
+            reason, message = "HostSlower", decision.message
         elif lost is not None:
             reason, message = lost.reason, lost.message
         elif self._pick is None:

@@ -24,6 +24,7 @@ from tuner_job.api.messages import Interval, VerdictRecord
 from tuner_job.measure.constraints import ENGINE_SIZE, P99, broken
 from tuner_job.measure.drift import without_drift
 from tuner_job.measure.final import ALPHA
+from tuner_job.measure.host import EndToEnd, end_to_end
 from tuner_job.measure.ranks import rank_sum_p, shift_interval, smallest_p
 from tuner_job.measure.samples import Floats, pack, unpack
 from tuner_job.measure.summary import Metric, NoUsableSession, gain, margin, percentile99, session_seconds
@@ -47,7 +48,7 @@ class Decision:
     """What the final found."""
 
     significant: bool
-    """Claim 1 holds, and the bytes keep every constraint: published is a candidate's build."""
+    """Claim 1 holds, the bytes keep every constraint, and the host's clock does not object: published is a candidate's build."""
     p_value: float | None
     """One-sided, against a gain of `minImprovement`; None when there was no candidate."""
     route_gain: Interval | None
@@ -55,6 +56,10 @@ class Decision:
     exactly when the test rejects (ties apart). None when there was no candidate."""
     broken: str
     """The constraint that kept a proven candidate from winning; "" if none did."""
+    end_to_end: EndToEnd | None
+    """By the host's clock. None where that is not known beside the device's, or there was no candidate."""
+    host_slower: bool
+    """It kept a proven candidate from winning."""
     published: str
     """Name of the build whose bytes are to be published."""
     engine_gain: Interval
@@ -125,7 +130,10 @@ def decide(
         return min(group, key=lambda name: (_value(timed[name], shares, _choosing), name))
 
     published, why = fastest(baselines), ""
-    significant = p_value is not None and p_value <= alpha
+    host = end_to_end(builds, candidates, baselines, shares, min_improvement)
+    proven = p_value is not None and p_value <= alpha
+    host_slower = proven and host is not None and host.slower
+    significant = proven and not host_slower
     if significant:
         small = [name for name in candidates if sizes.get(name, 0) <= constraints.get(ENGINE_SIZE, math.inf)]
         best = fastest(small or candidates)
@@ -152,8 +160,11 @@ def decide(
         latency_seconds=math.exp(own),
         baseline_seconds=math.exp(median_default),
         broken=why,
+        end_to_end=host,
+        host_slower=host_slower,
         message=_message(p_value, route_gain, len(candidates), len(baselines), min_improvement, alpha)
-        + (f"; but a constraint is broken: {why}" if why else ""),
+        + (f"; but a constraint is broken: {why}" if why else "")
+        + (_end_to_end_message(host) if host and host_slower else ""),
         method={
             "method": METHOD,
             "metric": metric,
@@ -290,6 +301,11 @@ def _value(cases: Sequence[_Case], shares: Floats, choose: Callable[[int], slice
 def _resampled(cases: Sequence[_Case], shares: Floats, seed: int) -> Floats:
     parts = [share * one.resampled(_draws(seed, one.logs.size)) for share, one in zip(shares, cases, strict=True)]
     return np.asarray(np.sum(parts, axis=0))
+
+
+def _end_to_end_message(host: EndToEnd) -> str:
+    found = f"{host.gain.estimate:+.2%} ({host.gain.low:+.2%} to {host.gain.high:+.2%})"
+    return f"; but end to end, by the host's clock, its gain is {found}, so it is slower for whoever calls it"
 
 
 def _message(

@@ -23,6 +23,7 @@ _METRICS = {
 _ENDINGS = {
     "NoSignificantWin": "No significant win",
     "ConstraintBroken": "The pick is faster, but breaks a constraint",
+    "HostSlower": "The pick is faster on the device, but slower end to end",
     "NoCandidate": "Nothing beat the default",
     "AccuracyFailedInFinal": "The pick failed its accuracy check",
     "BuildFailedInFinal": "The pick could not be built again",
@@ -168,7 +169,8 @@ def _claims(run: RunRecord, verdict: VerdictRecord) -> list[Claim]:
     claims = []
     if verdict.route_gain is not None:
         p = f" (one-sided p = {verdict.p_value:.2g})" if verdict.p_value is not None else ""
-        outcome = "That is proven" if verdict.significant or verdict.reason == "ConstraintBroken" else "That is not proven"
+        proven = verdict.significant or verdict.reason in ("ConstraintBroken", "HostSlower")
+        outcome = "That is proven" if proven else "That is not proven"
         text = (
             f"Built again, the route has {_better(run, verdict.route_gain.estimate)} than the default built again. "
             f"To win, the gain had to exceed {run.inputs.min_improvement:.1%}. {outcome}{p}. Builds are the unit of the test, "
