@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.h200.lab import Lab, open_lab, phase_limits
 from tuner_job.accuracy.gate import judge
-from tuner_job.api.child import MeasureSettings
+from tuner_job.api.child import ENGINE_FILE, MeasureSettings
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.rounds import space_of
@@ -102,7 +102,7 @@ def build_all(lab: Lab, configs: Sequence[dict[str, str]], space: Space, builder
             for future in as_completed(waiting, timeout=max(1.0, ends - time.monotonic())):
                 number, end = future.result()
                 candidate, config = waiting[future]
-                rows[number] = _row(lab, candidate, config, end, engines / str(number) / "engine", time.monotonic() - began)
+                rows[number] = _row(lab, candidate, config, end, engines / str(number) / ENGINE_FILE, time.monotonic() - began)
         except TimeoutError:
             pool.shutdown(wait=True, cancel_futures=True)
     return rows
@@ -203,12 +203,13 @@ def record(job: Path, device: str, output: Path, budget: float, builders: int, l
         whole = product(space)
         order = [0, *(1 + np.random.default_rng(0).permutation(len(whole) - 1))][:limit]
         configs = [whole[i] for i in order]
+        base = lab.space.root / "default"
+        end = lab.build(BASELINE, base, phase_limits(60.0))
+        if end.outcome is not Outcome.FEASIBLE:
+            raise SystemExit(f"the default build ended {end.outcome}: {end.reason}")
         rows = build_all(lab, configs, space, builders, began + BUILD_SHARE * budget)
         built_at = time.monotonic() - began
-        base = next(row for row in rows.values() if row.candidate == BASELINE)
-        if base.path is None:
-            raise SystemExit(f"the default build ended {base.outcome}: {base.reason}")
-        timing = Timing(lab, base.path, began, ends)
+        timing = Timing(lab, base / ENGINE_FILE, began, ends)
         usable = [row for _, row in sorted(rows.items()) if row.path and row.candidate != BASELINE]
         timings = timing.run(usable)
         document: dict[str, object] = {

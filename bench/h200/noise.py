@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.h200.lab import Lab, open_lab, phase_limits
-from tuner_job.api.child import MeasureSettings
+from tuner_job.api.child import ENGINE_FILE, MeasureSettings
 from tuner_job.api.measurement import BASELINE
 from tuner_job.api.outcome import Outcome
 from tuner_job.measure.drift import without_drift
@@ -71,7 +71,7 @@ def _builds(lab: Lab, count: int, ends: float) -> tuple[dict[str, Path], list[fl
         end = lab.build(BASELINE, output, phase_limits(60.0))
         if end.outcome is not Outcome.FEASIBLE:
             raise SystemExit(f"default build {number} ended {end.outcome}: {end.reason}")
-        engines[str(number)] = output / "engine"
+        engines[str(number)] = output / ENGINE_FILE
         seconds.append(round(end.seconds.get("build", 0.0), 3))
     return engines, seconds
 
