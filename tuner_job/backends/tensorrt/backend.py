@@ -17,6 +17,7 @@ from tuner_job.backends.cuda import driver
 from tuner_job.backends.protocol import BadModel, BuildOrder, Engine
 from tuner_job.backends.tensorrt import settings
 from tuner_job.backends.tensorrt.build import build_engine
+from tuner_job.backends.tensorrt.engine import TensorRTEngine
 from tuner_job.backends.tensorrt.library import find
 from tuner_job.backends.tensorrt.log import Log, one_line
 from tuner_job.routes.knobs import parse_knob_list
@@ -116,10 +117,8 @@ class TensorRTBackend:
         return build_engine(self._library, order, self._log, loadable=self._device == "GPU")
 
     def load(self, engine: Path) -> Engine:
-        from tuner_job.backends.tensorrt.engine import TensorRTEngine  # type: ignore[import-untyped,unused-ignore]
-
-        loaded: Engine = TensorRTEngine(self._library, engine, self._log)
-        return loaded
+        """Raises InputError for an engine that must not be used here, MemoryError, or RuntimeError with TensorRT's own words."""
+        return TensorRTEngine(self._library, engine, self._log)
 
     def reference(self, model: Path) -> Engine:
         """By ONNX Runtime on the CPU: a reference made by TensorRT would share TensorRT's mistakes. Raises BadModel, naming the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,20 @@ from tuner_job.backends.tensorrt.network import add_profiles, parse
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.route import parse_route
 
+_DRIVER = re.compile(r"CUDA (?:initialization|driver)|cudaError|CUDA error", re.IGNORECASE)
+
 
 def build_engine(library: Library, order: BuildOrder, log: Log, *, loadable: bool = True) -> str:
     """Write the engine file; returns its fingerprint. `loadable`: this machine can load it, else the fingerprint is "".
 
-    Raises BuildRefused with the library's own words, Unsupported, BadModel, Cancelled, or MemoryError where the library says that
-    memory ran out.
+    Raises BuildRefused with the library's own words, Unsupported, BadModel, Cancelled, MemoryError where the library says that
+    memory ran out, or NoBuilder where there is no GPU to build on.
     """
     try:
         builder = library.builder(log)
     except NoBuilder as error:
+        if _DRIVER.search(str(error)):
+            raise  # no candidate's fault
         raise BuildRefused(str(error)) from None
     config = builder.create_builder_config()
     _set_route(library, config, order.candidate.route)

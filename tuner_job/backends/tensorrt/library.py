@@ -88,13 +88,15 @@ class Library:
             return f"{self.title} has no tuner"
         if sys.platform == "win32":
             return f"{self.title} has no tuner on Windows"
-        if not (hasattr(config, "build_route") and hasattr(config, "all_build_routes")):
-            since = "" if _numbers(self.version) >= (11, 1) else ", which came with TensorRT 11.1"
-            return f"{self.title} has no tuner{since}"
         try:
+            if not (hasattr(config, "build_route") and hasattr(config, "all_build_routes")):
+                return f"{self.title} has no tuner, which came with TensorRT 11.1"
             text = config.all_build_routes
             if not isinstance(text, str) or not text.strip():
-                return f"{self.title} has no tuner in this build (it lists no knobs), as on Windows and in safety builds"
+                return (
+                    f"{self.title} has no tuner in this build: it lists no knobs (all_build_routes is empty), as on Windows and "
+                    f"in safety builds"
+                )
             parse_knob_list(text)
         except (InputError, RuntimeError, UnicodeDecodeError) as error:
             return f"{self.title} lists knobs that cannot be read: {one_line(str(error))}"
