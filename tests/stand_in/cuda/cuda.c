@@ -122,12 +122,12 @@ static int owns(CUdeviceptr at, size_t size) {
     return 0;
 }
 
-static CUresult perform(Stream *stream, const Op *op, int replayed) {
+static void perform(Stream *stream, const Op *op, int replayed) {
     switch (op->kind) {
     case WORK: {
         double seconds = op->work(op->token, replayed);
-        if (seconds < 0) return sticky = (int)-seconds;
-        stream->now += seconds;
+        if (seconds < 0) sticky = (int)-seconds; /* found out by the next call, as kernels run behind the host's back */
+        else stream->now += seconds;
         break;
     }
     case COPY:
@@ -149,13 +149,15 @@ static CUresult perform(Stream *stream, const Op *op, int replayed) {
         op->call(op->token);
         break;
     }
-    return SUCCESS;
 }
 
 static CUresult issue(void *handle, Op op) {
     Stream *stream = stream_of(handle);
     if (!stream) return INVALID_HANDLE;
-    if (!stream->capture) return perform(stream, &op, 0);
+    if (!stream->capture) {
+        perform(stream, &op, 0);
+        return SUCCESS;
+    }
     Graph *graph = stream->capture;
     graph->ops = realloc(graph->ops, (graph->count + 1) * sizeof op);
     graph->ops[graph->count++] = op;
@@ -581,10 +583,7 @@ CUresult cuGraphLaunch(void *launched, void *handle) {
     Graph *graph = launched;
     if (!graph || !stream) return INVALID_HANDLE;
     if (stream->capture) return CAPTURE_UNSUPPORTED;
-    for (size_t i = 0; i < graph->count; i++) {
-        CUresult code = perform(stream, &graph->ops[i], 1);
-        if (code) return code;
-    }
+    for (size_t i = 0; i < graph->count && !sticky; i++) perform(stream, &graph->ops[i], 1);
     return SUCCESS;
 }
 
