@@ -190,7 +190,7 @@ def aa_inputs(job: Path, device: Literal["CPU", "GPU"]) -> RunInputs:
     return inputs.model_copy(
         update={
             "device_type": device,
-            "measure": MEASURE,
+            "measure": MEASURE.model_copy(update={"allow_shared": inputs.measure.allow_shared}),
             "min_improvement": MIN_IMPROVEMENT,
             # With a budget the final keeps to its least size: 5 + 10 builds, 12 sessions each.
             "search": inputs.search.model_copy(update={"device_seconds": 3600.0, "trial_seconds": 900.0}),

@@ -51,7 +51,7 @@ class Lab:
             cases=self.cases,
             candidate=candidate,
             references_digest=self.references_digest,
-            measure=MeasureSettings(allow_shared=supervisor is not None),
+            measure=MeasureSettings(allow_shared=supervisor is not None or self.inputs.measure.allow_shared),
         )
         return (supervisor or self.space.supervisor).run(request, limits)
 
@@ -63,7 +63,7 @@ class Lab:
             cases=self.cases,
             references_digest=self.references_digest,
             engines=engines,
-            measure=measure,
+            measure=measure.model_copy(update={"allow_shared": self.inputs.measure.allow_shared}),
             seed=seed,
         )
         return self.space.supervisor.run(request, limits)
