@@ -14,9 +14,13 @@ import sys
 from typing import Any
 
 import pytest
-from rig.rtx import EXAMPLES, example
+from rig.rtx import BACKEND, EXAMPLES, compile_request, example
+from rig.tiny import write_tiny_model
+from stand_in.stage import Stage
 
+from tuner_job.api.child import Limits, ShapeCase
 from tuner_job.backends.tensorrt.layers import fingerprint, read_layers
+from tuner_job.trial.supervisor import Supervisor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test on a machine fetches the library
 
@@ -132,3 +136,20 @@ def test_layers_do_not_tell_the_kernels_of_tensorrt_for_rtx(builds):
     assert other["digest"] not in {each["digest"] for each in builds["default"]}
     assert fingerprint(information(other["layers"])) == fingerprint(information(builds["default"][0]["layers"]))
     assert any("TacticName: __myelin_CASK_STUB" in line for line in other["layers"])
+
+
+def test_the_backend_gives_an_engine_of_tensorrt_for_rtx_no_fingerprint(tmp_path):
+    """By the stand-in under both names, since the real one loads no engine here: only the name makes the difference."""
+    stage = Stage.make(tmp_path / "stage")
+    (stage.python / "tensorrt_rtx.py").write_text("from tensorrt import *\nfrom tensorrt import __version__\n")
+    model = write_tiny_model(tmp_path / "tiny.onnx")
+    told = {}
+    with Supervisor(tmp_path / "scratch", extra_environment=stage.environment) as children:
+        for backend in ("tensorrt", BACKEND):
+            request = compile_request(model, (ShapeCase(name="static", tensors={"x": (1, 32)}),), tmp_path / backend)
+            end = children.run(request.model_copy(update={"backend": backend, "device": "GPU"}), Limits())
+            assert end.report is not None, end.reason
+            assert end.report.engine is not None, end.reason
+            told[backend] = end.report.engine.fingerprint
+    assert told["tensorrt"]
+    assert told[BACKEND] == ""

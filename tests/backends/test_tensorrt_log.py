@@ -74,6 +74,10 @@ def test_what_follows_every_error_without_a_gpu_is_never_the_cause(log):
             "Error Code 4: API Usage Error (x has 2 dimensions In validate at /_src/optimizer/api/network.cpp:4046)",
             "Error Code 4: API Usage Error (x has 2 dimensions)",
         ),
+        (
+            "[context.cpp::operator()::69] Error Code 2: Internal Error (x > 0 failed. In operator() at /_src/context.cpp:69)",
+            "Error Code 2: Internal Error (x > 0 failed.)",
+        ),
         (f"Invalid Node - mm1\n{NOISE}", "Invalid Node - mm1"),
         ("In node 3: no", "In node 3: no"),
     ],

@@ -15,8 +15,8 @@ _FIRST, _LAST = 6, 3
 """Messages that are kept from either end: the first names the cause, the last what came of it."""
 
 _WHERE = re.compile(
-    r"^\[[\w.]+::\w+::\d+\] |^\w+\.(?:cpp|hpp|h):\d+: |"  # [file.cpp::function::12] and file.cpp:12: at the start
-    r" ?\bIn \w+ at /\S+:\d+(?= |\)|$)"  # In function at /path/file.cpp:12
+    r"^\[[\w.]+::[\w()]+::\d+\] |^\w+\.(?:cpp|hpp|h):\d+: |"  # [file.cpp::function::12] and file.cpp:12: at the start
+    r" ?\bIn [\w()]+ at /\S+:\d+(?= |\)|$)"  # In function at /path/file.cpp:12
 )
 _NOISE = re.compile(r"\[checkMacros\.cpp::catchCudaError::\d+\] Error Code 1: Cuda Runtime \(In .*?\(cudaError \d+: [^)]*\)\)")
 """Follows every error where there is no GPU, and is never the cause."""
