@@ -156,7 +156,7 @@ def bad_model(*words: str) -> Callable[[TrialEnd], bool]:
 
 def children(found: Found, root: Path, libraries: Path, linked: Path, ends: float) -> None:
     with_link = Children(root / "with", found, [linked, libraries], ends)
-    described(found, with_link.expect("describe", "feasible", lambda end: end.report is not None, "describe"))
+    described(found, with_link.expect("describe", "feasible", lambda end: end.outcome.value == "feasible", "describe"))
     words = "Klib 0 failed validation"
     text = f"refused, with the library's own words ({words})"
     with_link.expect("build of magika", text, refused(words), "compile", model="magika")
@@ -410,7 +410,7 @@ def main() -> int:
                 found.checks += [Check(**check) for check in there["checks"]]
                 found.details |= there["details"]
             else:
-                found.check("inside", "ran to its end", False, f"exit {done.returncode}: {done.stderr[-600:]}")
+                found.check("inside", "ran to its end", False, f"exit {done.returncode}: {done.stderr.strip()[-900:]}")
         except subprocess.TimeoutExpired as error:
             found.check("inside", "ran to its end", False, f"still running after {error.timeout:.0f} s")
         try:
