@@ -64,6 +64,18 @@ def write_model(path: Path, *, batch: int | str = 2, extra: Sequence[tuple[str, 
     return path
 
 
+def write_picking_model(path: Path) -> Path:
+    """where = the indices of all of x that is not 0: float32 [2, 16] → int64 [2, found]."""
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["where"], name="pick")],
+        "picking",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 16])],
+        [helper.make_tensor_value_info("where", TensorProto.INT64, [2, "found"])],
+    )
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 19)]), path)
+    return path
+
+
 def expected(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     w, v = weights()
     return np.maximum(x @ w, 0) @ v

@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
-from tensorrt_trials import DEAD, LIVE, QUICK, STATIC, Trials, seconds, trials, write_model, write_references
+from tensorrt_trials import DEAD, LIVE, QUICK, STATIC, Trials, seconds, trials, write_model, write_picking_model, write_references
 
+from tuner_job.accuracy.references import Sample, save
 from tuner_job.api.outcome import Outcome
 
 __all__ = ["trials"]
@@ -68,6 +69,18 @@ def test_every_shape_is_checked_and_timed(trials: Trials, tmp_path):
     assert end.report.losses.samples == 4
     small, large = (timing.sessions[0].median for timing in end.report.timing)
     assert large > 2 * small, "the stand-in's time grows with the batch"
+
+
+def test_outputs_whose_size_depends_on_data_are_compared_and_timed_from_the_host(trials: Trials, tmp_path):
+    model, folder = write_picking_model(tmp_path / "picking.onnx"), tmp_path / "picking"
+    x = [np.where(np.random.default_rng(n).random((2, 16)) < 0.1 * (n + 2), 1, 0).astype(np.float32) for n in range(3)]
+    save(folder, [Sample("only", str(n), {"x": one}, {"where": np.array(np.nonzero(one))}) for n, one in enumerate(x)])
+    end = trials.run(model=str(model), references=str(folder))
+    assert end.outcome is Outcome.FEASIBLE, end.reason
+    assert end.report is not None
+    assert end.report.losses is not None
+    assert [(one.output, one.l_inf) for one in end.report.losses.outputs] == [("where", 0.0)]
+    assert end.report.timing[0].launch == "direct", "no graph can hold it"
 
 
 @pytest.mark.parametrize("transfers", [False, True])

@@ -35,7 +35,8 @@ REAL = """
 import json, tensorrt_rtx_bindings as real
 enums = {n: {m: int(v) for m, v in e.__members__.items()} for n, e in vars(real).items() if hasattr(e, "__members__")}
 members = {n: {m: getattr(c, m).__doc__ or "" for m in dir(c)} for n, c in vars(real).items() if isinstance(c, type)}
-print(json.dumps({"enums": enums, "members": members, "names": dir(real)}))
+docs = {n: c.__doc__ or "" for n, c in vars(real).items() if isinstance(c, type)}
+print(json.dumps({"enums": enums, "members": members, "docs": docs, "names": dir(real)}))
 """
 SPEAKERS = {"fail", "misuse", "say"}
 """How the stand-in says what is wrong."""
@@ -73,7 +74,8 @@ def test_enumerations_have_the_real_names_and_numbers(offered, real):
 def test_classes_have_only_real_members(offered, real):
     for name, members in offered["classes"].items():
         if name not in BUFFERS:
-            assert set(members) - SPEAKERS <= set(real["members"][name]), name
+            to_implement = set(re.findall(r"def (\w+)\(self", real["docs"][name]))  # of IOutputAllocator: only named there
+            assert set(members) - SPEAKERS <= set(real["members"][name]) | to_implement, name
 
 
 def test_methods_take_the_real_parameters(offered, real):

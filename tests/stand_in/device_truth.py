@@ -1,6 +1,7 @@
 """What a route and builder settings really cost: planted, so that a campaign's winner can be held against it.
 
-A token is `-knob=value` away from the knob's default, or `setting=value` away from the builder's. Nearly all change nothing.
+A token is `-knob=value` away from the knob's default, `setting=value` away from the builder's, or `model=NAME` of the graph that
+is built. Nearly all change nothing.
 It lies beside the package, since benchmarks read it without TensorRT's stand-in.
 """
 

@@ -26,7 +26,7 @@ from ._enums import (
     TilingOptimizationLevel,
 )
 from ._network import INetworkDefinition, IPluginRegistry, ITensor, OnnxParser, ParserError
-from ._runtime import EngineInspector, ICudaEngine, IExecutionContext, IProfiler, Runtime
+from ._runtime import EngineInspector, ICudaEngine, IExecutionContext, IOutputAllocator, IProfiler, Runtime
 from ._script import HAS_ROUTES, VERSION
 
 __version__ = VERSION
@@ -67,6 +67,7 @@ __all__ = [
     "ILogger",
     "INetworkDefinition",
     "IOptimizationProfile",
+    "IOutputAllocator",
     "IPluginRegistry",
     "IProfiler",
     "IProgressMonitor",

@@ -334,7 +334,7 @@ class Builder(Speaker):
             return self._no(where, f"Invalid build route option: {wrong[0]}")
         if problem := self._unprofiled(network, config):
             return self._no(where, problem)
-        tokens = [token for token in tokens if not _is_default(token)]
+        tokens = [f"model={network._model.graph.name}", *(token for token in tokens if not _is_default(token))]
         actions = SCRIPT.actions([*tokens, f"build:{number}"])
         steps = _Steps(config.progress_monitor)
         if not steps.begin() or not self._act(actions, steps):

@@ -31,7 +31,7 @@ class Plan:
     seconds: float
     """Of the device at the optimum of the first profile."""
     tensors: list[dict[str, Any]]
-    """Name, dtype (its number), shape, whether it is an input; inputs first."""
+    """Name, dtype (its number), shape, whether it is an input, whether the shape depends on data; inputs first."""
     profiles: list[dict[str, Any]]
     layers: list[dict[str, Any]]
     """Name, tactic, share of the time, nodes, output."""
@@ -61,7 +61,7 @@ class Plan:
             version=VERSION,
             name=network.name,
             seconds=seconds,
-            tensors=[_tensor(one) for one in (*network._inputs, *network._outputs)],
+            tensors=[_tensor(one, one.name in _late(model)) for one in (*network._inputs, *network._outputs)],
             profiles=[dict(profile) for profile in profiles] or [{}],
             layers=_layers(model, effects, tactic),
             actions=list(actions),
@@ -87,8 +87,18 @@ class Plan:
             return None
 
 
-def _tensor(one: ITensor) -> dict[str, Any]:
-    return {"name": one.name, "dtype": one.dtype.value, "shape": list(one.shape), "input": one.is_network_input}
+def _tensor(one: ITensor, late: bool) -> dict[str, Any]:
+    shape = list(one.shape)
+    return {"name": one.name, "dtype": one.dtype.value, "shape": shape, "input": one.is_network_input, "late": late}
+
+
+def _late(model: ModelProto) -> set[str]:
+    """Outputs whose shape depends on data: they have a dimension by a name that no input has, in a model with such operators."""
+    if not any(node.op_type in ("NonZero", "Compress", "Unique", "NonMaxSuppression") for node in model.graph.node):
+        return set()
+    known = {dim.dim_param for info in model.graph.input for dim in info.type.tensor_type.shape.dim}
+    own = {info.name: {dim.dim_param for dim in info.type.tensor_type.shape.dim} for info in model.graph.output}
+    return {name for name, names in own.items() if names - known - {""}}
 
 
 def _layers(model: ModelProto, effects: Mapping[str, float], tactic: int) -> list[dict[str, Any]]:

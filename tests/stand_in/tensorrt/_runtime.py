@@ -40,6 +40,19 @@ class IProfiler:
         raise NotImplementedError
 
 
+class IOutputAllocator:
+    """To be derived from."""
+
+    def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+        raise NotImplementedError
+
+    def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        raise NotImplementedError
+
+    def notify_shape(self, tensor_name: str, shape: Dims) -> None:
+        raise NotImplementedError
+
+
 @cache
 def _noise() -> Noise:
     """One per process: its engines share the device."""
@@ -191,6 +204,7 @@ class IExecutionContext(Speaker):
         self._profile = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, IOutputAllocator] = {}
         self._known: dict[tuple[tuple[int, ...], ...], dict[str, tuple[int, ...]]] = {}
         self._set_static()
 
@@ -249,7 +263,18 @@ class IExecutionContext(Speaker):
             return Dims(self._shapes.get(name, self.engine._tensors[name]["shape"]))
         if self._unspecified():
             return self.engine.get_tensor_shape(name)
-        return Dims(self._output_shapes()[name])
+        return self.engine.get_tensor_shape(name) if self._is_late(name) else Dims(self._output_shapes()[name])
+
+    def _is_late(self, name: str) -> bool:
+        """Whether its shape depends on data."""
+        return bool(self.engine._tensors[name]["late"])
+
+    def set_output_allocator(self, name: str, output_allocator: IOutputAllocator) -> bool:
+        if name not in self.engine._tensors or self.engine._tensors[name]["input"]:
+            self.misuse("IExecutionContext::setOutputAllocator", f"Given invalid tensor name: {name}. ")
+            return False
+        self._allocators[name] = output_allocator
+        return True
 
     def _unspecified(self) -> list[str]:
         return [name for name, tensor in self.engine._tensors.items() if tensor["input"] and name not in self._shapes]
@@ -291,24 +316,24 @@ class IExecutionContext(Speaker):
         if missing := self._unspecified():
             self.misuse(where, f"Parameter check failed, condition: allInputDimensionsSpecified(routine). {missing[0]}")
             return False
-        if unset := [name for name in self.engine._tensors if not self._addresses.get(name)]:
+        if unset := [name for name in self.engine._tensors if not self._addresses.get(name) and name not in self._allocators]:
             self.misuse(where, f"Address is not set for tensor {unset[0]}. Call setTensorAddress before enqueueV3().")
             return False
         if "executeFails" in plan.actions:
             self.fail(where, "Cask convolution execution", ErrorCodeTRT.FAILED_EXECUTION, "Cuda Runtime")
             return False
-        if "captureFails" in plan.actions and _device.capturing(stream_handle):
+        unready = "captureFails" in plan.actions or any(self._is_late(name) for name in self.engine._tensors)
+        if unready and _device.capturing(stream_handle):
             self.fail(where, "operation not permitted when stream is capturing", ErrorCodeTRT.UNSPECIFIED_ERROR, "Cuda Runtime")
             return False
-        code = _device.enqueue(stream_handle, self._work())
+        code = _device.enqueue(stream_handle, self._work(stream_handle))
         if code:
             self.fail(where, f"Error {code} destroying event or launching kernel", ErrorCodeTRT.UNSPECIFIED_ERROR, "Cuda Runtime")
         return code == 0
 
-    def _work(self) -> _device.Work:
+    def _work(self, stream: int) -> _device.Work:
         """The kernels on what is bound now: later bindings leave captured work alone, as on a device."""
-        engine, addresses, shapes = self.engine, dict(self._addresses), dict(self._shapes)
-        output_shapes = self._output_shapes()
+        engine, addresses, shapes, allocators = self.engine, dict(self._addresses), dict(self._shapes), dict(self._allocators)
         mean = engine._plan.seconds * self._scale()
         profiler = self._profiler if self.enqueue_emits_profile else None
 
@@ -317,7 +342,13 @@ class IExecutionContext(Speaker):
                 raise _device.Fault(_device.ILLEGAL_ADDRESS)
             inputs: Arrays = {name: _array(addresses[name], shape, engine._dtypes[name]) for name, shape in shapes.items()}
             for name, value in engine._kernels.run(inputs, engine._dtypes).items():
-                _array(addresses[name], output_shapes[name], engine._dtypes[name])[...] = value
+                if name in allocators:
+                    room = allocators[name].reallocate_output_async(
+                        name, addresses.get(name, 0), max(value.nbytes, 1), 256, stream
+                    )
+                    addresses[name] = room
+                    allocators[name].notify_shape(name, Dims(value.shape))
+                _array(addresses[name], value.shape, engine._dtypes[name])[...] = value
             seconds = _noise().seconds(mean, replayed)
             if profiler is not None and not replayed:
                 for layer in engine._plan.layers:

@@ -11,7 +11,8 @@
     when           what happens on a condition, `{condition: action}`
 
 A condition is a token of the route (`-slice_fusion=off`), a builder setting away from its default (`optimizationLevel=5`),
-`build:N` for the N-th build of this folder (from 1), or `always`. An action is one of ACTIONS, or several in a list.
+`model=NAME` for a graph of that name, `build:N` for the N-th build of this folder (from 1), or `always`. An action is one of
+ACTIONS, or several in a list.
 """
 
 from __future__ import annotations
