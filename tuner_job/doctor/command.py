@@ -85,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("doctor.json"))
     parser.add_argument("--json", action="store_true", help="the signed result on standard output, one line")
     parser.add_argument("--folder", type=Path, help="for scratch files; default: a temporary one")
-    parser.add_argument("--allow-shared", action="store_true")
+    parser.add_argument("--builds", type=_two_or_more, default=4, help="default builds to compare")
+    parser.add_argument("--sessions", type=_two_or_more, default=12, help="sessions of each")
+    parser.add_argument("--routes", type=int, default=4, help="how many knobs to try")
+    parser.add_argument("--allow-shared", action="store_true", help="go on though other processes use the GPU")
     parser.add_argument("--check", type=Path, metavar="FILE", help="verify a result instead")
     parser.add_argument("--trust", type=Path, help="public keys that count with --check")
     options = parser.parse_args(arguments)
@@ -101,6 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.folder or Path(scratch),
                 options.shape,
                 model=options.model,
+                builds=options.builds,
+                sessions=options.sessions,
+                routes=options.routes,
                 allow_shared=options.allow_shared,
             )
             record, data = conduct(wish, options.output, say)
@@ -115,6 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         sys.stdout.write(data.decode())
     return OK if record.confirmed else NOT_CONFIRMED
+
+
+def _two_or_more(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError("give a whole number of at least 2: a difference needs two")
+    return int(text)
 
 
 def _failed(error: TrtfleetError, code: int) -> int:

@@ -43,7 +43,7 @@ def told(spread: Spread) -> str:
     """For people."""
     how = "as a CUDA graph" if spread.launch == "cudaGraph" else "launched by the host"
     return (
-        f"{spread.builds} equal builds differ by up to {spread.largest_difference:.1%} at "
+        f"{spread.builds} default builds differ by up to {spread.largest_difference:.1%} at "
         f"{spread.latency_seconds * 1e6:,.4g} µs ({spread.clock} clock, {how}); standard deviation between builds "
         f"{spread.build_sd:.2%}, between sessions {spread.session_sd:.2%}. A final here: {spread.design}"
     )
