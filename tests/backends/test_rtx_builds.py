@@ -6,6 +6,7 @@ seen here, and a plan is known by its header.
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
 import shutil
@@ -99,9 +100,17 @@ def test_every_example_is_built(job, bench):
     end, output = bench.compile(model, cases)
     assert end.outcome is Outcome.FEASIBLE, f"{end.reason}\n{end.log}"
     engine = (output / "engine").read_bytes()
-    assert engine.startswith(MAGIC)
     assert end.report.engine.size == len(engine) > model.stat().st_size / 3
     assert end.report.seconds[Phase.BUILD] > 0
+
+
+def test_a_plan_says_by_which_version_it_was_made_and_how_long_it_is(bench, tmp_path, rtx_path):
+    """All that its header tells without a GPU: a magic word, the length, the library's version."""
+    (installed,) = importlib.metadata.distributions(name="tensorrt-rtx-cu13-libs", path=[rtx_path.split(os.pathsep)[0]])
+    plan = bench.built(write_tiny_model(tmp_path / "tiny.onnx"))
+    assert plan.startswith(MAGIC)
+    assert int.from_bytes(plan[16:24], "little") == len(plan)
+    assert ".".join(str(part) for part in plan[24:28]) == installed.version
 
 
 def test_an_engine_has_a_profile_for_each_shape_case(batched, bench):
