@@ -1,5 +1,5 @@
 """What the TensorRT backend asks of TensorRT's Python module is really there: in TensorRT-RTX 1.7, whose interface is that of
-TensorRT 11, and in the stand-in that the other tests use.
+TensorRT 11, and in the stand-in that the other tests use. There is nothing that the backend asks of TensorRT alone.
 
 The backend's own source is read: every attribute of an object of the module is followed from the object that it came from. What a
 name stands for is written down once, below; a new name without a type fails, so that nothing slips through.
@@ -58,9 +58,6 @@ NO_OBJECTS = {
     "shape": "Dims, which is gone through",
 }
 """Names annotated as Any that are nothing whose members could be missing, and why."""
-
-ONLY_TENSORRT: dict[tuple[str, str], str] = {}
-"""Members that TensorRT 11.2 has and TensorRT-RTX has not, and where that was seen. The backend must do without them."""
 
 DESCRIBE = """
 import dis, enum, importlib, inspect, json, re, sys
@@ -233,17 +230,12 @@ def test_the_whole_interface_is_in_use(used):
 
 
 def test_real_tensorrt_rtx_has_all_that_is_asked_of_it(rtx, used):
-    assert lacking(rtx, used.needed - ONLY_TENSORRT.keys()) == []
+    assert lacking(rtx, used.needed) == []
 
 
 def test_real_tensorrt_rtx_has_what_is_asked_for_with_care(rtx, used):
     """A name that is misspelt there would never be found, and nobody would notice."""
-    assert lacking(rtx, used.tried - ONLY_TENSORRT.keys()) == []
-
-
-def test_what_only_tensorrt_has_is_really_absent_from_rtx_and_in_use(rtx, used):
-    assert [each for each in ONLY_TENSORRT if each[1] in rtx.get(each[0], {})] == []
-    assert ONLY_TENSORRT.keys() <= used.needed | used.tried
+    assert lacking(rtx, used.tried) == []
 
 
 def test_the_stand_in_has_all_that_is_asked_of_it(stand_in, used):
