@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import NodeProto, TensorProto, helper, numpy_helper, save
 
 BATCH, CHANNELS, SIZE, CLASSES = 4, 64, 112, 100
 
@@ -17,9 +18,10 @@ BATCH, CHANNELS, SIZE, CLASSES = 4, 64, 112, 100
 def cnn(path: Path, blocks: int = 8) -> None:
     """Stem, blocks of two 3×3 convolutions with a skip connection, pooling, a dense layer and a soft maximum."""
     rng = np.random.default_rng(0)
-    nodes, weights = [], []
+    nodes: list[NodeProto] = []
+    weights: list[TensorProto] = []
 
-    def node(op: str, inputs: list[str], **attributes: object) -> str:
+    def node(op: str, inputs: list[str], **attributes: Any) -> str:
         output = f"{op.lower()}{len(nodes)}"
         nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
         return output

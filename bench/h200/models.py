@@ -18,6 +18,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -134,7 +135,7 @@ class _Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, onnx.TensorProto] = {}
 
-    def node(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
+    def node(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{op.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
         return output

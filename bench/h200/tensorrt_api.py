@@ -31,6 +31,7 @@ from tuner_job.api.measurement import BuilderSetting, Candidate
 from tuner_job.model.fetch import fetch
 from tuner_job.model.inspect import inspect
 from tuner_job.model.shapes import resolve_cases
+from tuner_job.routes.curated import curated_values
 from tuner_job.routes.knobs import KnobList, parse_knob_list
 from tuner_job.routes.route import parse_route
 from tuner_job.trial.supervisor import Supervisor, TrialEnd
@@ -250,6 +251,11 @@ def inside(output: Path) -> None:
         f"{count - len(wrong)} of {count}; wrong: {wrong[:5]}",
         time.monotonic() - began,
     )
+    curated = [(knob.name, value) for knob in knobs.knobs if knob.values is None for value in curated_values(knob)]
+    wrong = [problem for name, value in curated if (problem := set_and_read(builder, knobs, f"{name}={value}"))]
+    names = {name for name, _ in curated}
+    said = f"{len(curated)} values of {len(names)} knobs; wrong: {wrong[:5]}"
+    found.check("curated values of unbounded knobs: the same", "all", bool(curated) and not wrong, said)
     kept, ours = setter_answers(builder, knobs)
     found.details["strings that the setter keeps"] = kept
     found.check(
@@ -300,16 +306,19 @@ def knob_values(builder: object, knobs: KnobList) -> tuple[list[str], int]:
     for knob in knobs.bounded:
         for value in knob.values or ():
             count += 1
-            route = f"{knob.name}={value}"
-            config = builder.create_builder_config()  # type: ignore[attr-defined]
-            try:
-                config.build_route = str(parse_route(route, knobs))
-            except InputError as error:
-                wrong.append(str(error))
-                continue
-            if config.build_route != route:
-                wrong.append(f"{route} reads back as {config.build_route!r}")
+            if problem := set_and_read(builder, knobs, f"{knob.name}={value}"):
+                wrong.append(problem)
     return wrong, count
+
+
+def set_and_read(builder: object, knobs: KnobList, route: str) -> str:
+    """What is wrong with it; empty if nothing is."""
+    config = builder.create_builder_config()  # type: ignore[attr-defined]
+    try:
+        config.build_route = str(parse_route(route, knobs))
+    except InputError as error:
+        return str(error)
+    return "" if config.build_route == route else f"{route} reads back as {config.build_route!r}"
 
 
 def setter_answers(builder: object, knobs: KnobList) -> tuple[dict[str, bool], dict[str, list[str]]]:
