@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,22 @@ from scripted_run import LEVEL, NO_TUNER, SPEED, inputs, install, run_of, worksp
 
 from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.inputs import PluginInput, RunInputs
-from tuner_job.api.messages import DiscoveryRecord, VerdictRecord
+from tuner_job.api.measurement import Candidate
+from tuner_job.api.messages import DiscoveryRecord, PlannedTrial, ResultRecord, VerdictRecord, trial_id
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import Baseline, BaselineFailed
 from tuner_job.campaign.discover import DiscoveryFailed, discover
 from tuner_job.campaign.local import LocalExecutor, RunFailed
 from tuner_job.campaign.reader import RunReader
+from tuner_job.campaign.trials import TrialRunner
 from tuner_job.campaign.workspace import TIMING_CACHE_BYTES, Workspace
 from tuner_job.store import layout
+from tuner_job.store.beats import Heart
 from tuner_job.store.blobs import get_blob
 from tuner_job.store.ledger import Ledger
 from tuner_job.store.models import RemoteModels
 from tuner_job.store.objects import ObjectStore
+from tuner_job.store.tries import Claim, Claims
 from tuner_job.store.vet import vet
 
 pytestmark = pytest.mark.timeout(600)
@@ -40,6 +45,8 @@ class Scene:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self._spaces = 0
+        self.wall = 0.0
+        """Seconds of the last whole run."""
         self.store = ObjectStore.open((folder / "store").as_uri())
         self.backend = install(folder, **facts)
 
@@ -54,7 +61,9 @@ class Scene:
     def complete(self, wanted: RunInputs, token: str = "") -> tuple[RunReader, VerdictRecord]:
         run = run_of(self.store, wanted, token)
         executor = LocalExecutor(self.store, {}, run.run, workers=1, folder=self.folder / "out", worker_options=QUICK)
+        began = time.monotonic()
         verdict = executor.complete()
+        self.wall = time.monotonic() - began
         return RunReader(self.store, run.run), verdict
 
     def builds(self) -> list[dict[str, Any]]:
@@ -206,6 +215,8 @@ def test_the_results_of_a_worker_add_up_to_its_time(told: Told) -> None:
         assert phases <= result.seconds["total"] + 1e-6
     assert [one.seconds["prepared"] > 0 for one in results] == [True] + [False] * (len(results) - 1)
     assert all(one.seconds["between"] > 0 for one in results)
+    parts = ("prepared", "between", "waited", "controls", "total")
+    assert sum(one.seconds[part] for one in results for part in parts) < told[0].wall, "nothing is counted twice"
 
 
 @pytest.mark.slow
@@ -287,6 +298,31 @@ def test_a_worker_whose_device_is_busy_ends_with_that_reason(scene: Callable[...
     scripted_backend.neighbours(here.backend, 4242)
     with pytest.raises(BaselineFailed, match="in use by process 4242") as busy:
         Baseline(space, discovery).before_trial()
+    assert busy.value.reason == "DeviceBusy"
+
+
+def test_a_neighbour_that_comes_later_costs_one_trial_and_then_the_worker_ends(scene: Callable[..., Scene]) -> None:
+    here = scene()
+    space = here.space(inputs(here.folder, settings={"speed": ("fast",)}))
+    discovery = discover(space)
+    run = space.run.run
+    claims = Claims(here.store, run, Heart(here.store, run, worker="1-0", worker_id="w", stage="explore"))
+    runner, baseline = TrialRunner(space, discovery, None), Baseline(space, discovery)
+    candidate = Candidate(settings={"speed": "fast"})
+
+    def result(number: int) -> ResultRecord:
+        planned = PlannedTrial(trial=trial_id(1, number), candidate=candidate, shard=0, reason="", repeat=number)
+        claim = claims.claim(planned.trial, candidate)
+        assert isinstance(claim, Claim)
+        return runner.run(planned, claim, baseline)
+
+    assert result(0).outcome is Outcome.FEASIBLE
+    scripted_backend.neighbours(here.backend, 4242)
+    spoilt = result(1)
+    assert (spoilt.outcome, spoilt.tries) == (Outcome.INFRASTRUCTURE, 3)
+    assert "in use by process 4242" in spoilt.reason
+    with pytest.raises(BaselineFailed, match=r"cannot be timed: .*4242") as busy:
+        result(2)
     assert busy.value.reason == "DeviceBusy"
 
 

@@ -41,13 +41,18 @@ class Baseline:
     def before_trial(self) -> None:
         """Take a control if one is due; after one that is off the others, the next is due at once.
 
-        A control that fails on infrastructure is left out, not made up.
+        A control that fails on infrastructure is left out, not made up. Raises BaselineFailed where the default cannot be built,
+        and where others keep using the device: what is timed beside them is worth nothing.
         """
         if self._since == 0:
             self._time()
         self._since = (self._since + 1) % TRIALS_PER_CONTROL
         if drifted(self._recent, self._discovery, self._space.run.inputs.measure.metric):
             self._since = 0
+
+    def ask_again(self) -> None:
+        """A control is due before the next trial: something may be wrong with the machine."""
+        self._since = 0
 
     def take(self) -> Sequence[Control]:
         """The controls since the last call."""
@@ -69,6 +74,8 @@ class Baseline:
             control = Control(engine=engine.digest, timing=end.report.timings["baseline"])
             self._taken.append(control)
             self._recent.append(control)
+        elif reason := busy(end):
+            raise BaselineFailed(f"this worker's default engine cannot be timed: {end.reason}", reason=reason)
 
     def _build(self) -> tuple[Path, EngineFile]:
         output = self._space.root / "baseline"
