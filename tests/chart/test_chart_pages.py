@@ -87,7 +87,7 @@ def test_each_example_reads_as_the_models_want_it(path: Path) -> None:
         if each["apiVersion"].startswith("trtfleet.dev/"):
             parse_resource(each, path.name)
         else:
-            assert each["kind"] in ("Namespace", "Secret")
+            assert each["kind"] in ("Namespace", "Secret", "Pod")
 
 
 def test_the_examples_fit_together() -> None:

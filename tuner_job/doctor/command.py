@@ -75,23 +75,28 @@ def _cases(shapes: Sequence[str]) -> tuple[ShapeCase, ...]:
     return (ShapeCase(name="given", tensors=tensors),) if tensors else ()
 
 
+def parser() -> argparse.ArgumentParser:
+    """The module's options."""
+    found = argparse.ArgumentParser(prog="python -m tuner_job.doctor", description=main.__doc__)
+    found.add_argument("--runtime", choices=sorted(DEVICE_OF), default="TensorRT")
+    found.add_argument("--device", choices=("CPU", "GPU"))
+    found.add_argument("--model", type=Path, help="an ONNX file instead of the built-in model")
+    found.add_argument("--shape", action="append", default=[], metavar="NAME=DIMS", help="of an input of --model: x=1x3x224x224")
+    found.add_argument("--output", type=Path, default=Path("doctor.json"))
+    found.add_argument("--json", action="store_true", help="the signed result on standard output, one line")
+    found.add_argument("--folder", type=Path, help="for scratch files; default: a temporary one")
+    found.add_argument("--builds", type=_two_or_more, default=4, help="default builds to compare")
+    found.add_argument("--sessions", type=_two_or_more, default=12, help="sessions of each")
+    found.add_argument("--routes", type=int, default=4, help="how many knobs to try")
+    found.add_argument("--allow-shared", action="store_true", help="go on though other processes use the GPU")
+    found.add_argument("--check", type=Path, metavar="FILE", help="verify a result instead")
+    found.add_argument("--trust", type=Path, help="public keys that count with --check")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 all confirmed; 5 not all, see the result; 3 does not verify; 64 bad input; 67 stopped; 70 failed."""
-    parser = argparse.ArgumentParser(prog="python -m tuner_job.doctor", description=main.__doc__)
-    parser.add_argument("--runtime", choices=sorted(DEVICE_OF), default="TensorRT")
-    parser.add_argument("--device", choices=("CPU", "GPU"))
-    parser.add_argument("--model", type=Path, help="an ONNX file instead of the built-in model")
-    parser.add_argument("--shape", action="append", default=[], metavar="NAME=DIMS", help="of an input of --model: x=1x3x224x224")
-    parser.add_argument("--output", type=Path, default=Path("doctor.json"))
-    parser.add_argument("--json", action="store_true", help="the signed result on standard output, one line")
-    parser.add_argument("--folder", type=Path, help="for scratch files; default: a temporary one")
-    parser.add_argument("--builds", type=_two_or_more, default=4, help="default builds to compare")
-    parser.add_argument("--sessions", type=_two_or_more, default=12, help="sessions of each")
-    parser.add_argument("--routes", type=int, default=4, help="how many knobs to try")
-    parser.add_argument("--allow-shared", action="store_true", help="go on though other processes use the GPU")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="verify a result instead")
-    parser.add_argument("--trust", type=Path, help="public keys that count with --check")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     say = _to_stderr if options.json else _to_stdout
     try:
         if options.check:
