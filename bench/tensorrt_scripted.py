@@ -39,7 +39,7 @@ from stand_in.device_truth import Truth, flips, plant  # noqa: E402
 from stand_in.stage import KNOBS, Stage  # noqa: E402
 
 from bench.overhead import Shard, shards  # noqa: E402
-from tuner_job.api.messages import ResultRecord, VerdictRecord  # noqa: E402
+from tuner_job.api.messages import DiscoveryRecord, ResultRecord, VerdictRecord  # noqa: E402
 from tuner_job.api.outcome import Outcome  # noqa: E402
 from tuner_job.campaign.reader import RunReader  # noqa: E402
 from tuner_job.routes.knobs import parse_knob_list  # noqa: E402
@@ -66,16 +66,24 @@ TRIAL_SECONDS = 15
 
 
 @dataclass(frozen=True)
-class Campaign:
-    """A finished run and what was planted."""
+class Finished:
+    """What a campaign left in its store."""
 
-    truth: Truth
-    failing: Mapping[str, str]
+    discovery: DiscoveryRecord
     results: Sequence[ResultRecord]
     verdict: VerdictRecord
     shards: Sequence[Shard]
     seconds: float
     """Wall time of the command."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A finished run over all knobs and what was planted."""
+
+    truth: Truth
+    failing: Mapping[str, str]
+    finished: Finished
 
     def held(self, result: ResultRecord) -> list[str]:
         """What the failing changes of a trial do."""
@@ -86,40 +94,40 @@ class Campaign:
         return result.outcome in ({FAILING[action] for action in self.held(result)} or {Outcome.FEASIBLE})
 
 
-def write_model(path: Path, layers: int = 12) -> Path:
-    """A perceptron of 2 × `layers` nodes, float32 [1, 64] → [1, 64]; the same bytes every time."""
+def write_model(path: Path, name: str = "perceptron", layers: int = 12) -> Path:
+    """A perceptron of 2 × `layers` nodes, float32 [1, 64] → [1, 64], in a graph of that name; the same bytes every time."""
     rng = np.random.default_rng(0)
-    nodes, weights, name = [], [], "x"
+    nodes, weights, latest = [], [], "x"
     for number in range(layers):
         weights.append(numpy_helper.from_array((rng.standard_normal((64, 64)) / 8).astype(np.float32), f"w{number}"))
-        nodes.append(helper.make_node("MatMul", [name, f"w{number}"], [f"h{number}"], name=f"matmul_{number}"))
-        name = "y" if number == layers - 1 else f"r{number}"
-        nodes.append(helper.make_node("Tanh", [f"h{number}"], [name], name=f"tanh_{number}"))
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in "xy"]
-    graph = helper.make_graph(nodes, "perceptron", tensors[:1], tensors[1:], weights)
+        nodes.append(helper.make_node("MatMul", [latest, f"w{number}"], [f"h{number}"], name=f"matmul_{number}"))
+        latest = "y" if number == layers - 1 else f"r{number}"
+        nodes.append(helper.make_node("Tanh", [f"h{number}"], [latest], name=f"tanh_{number}"))
+    tensors = [helper.make_tensor_value_info(one, TensorProto.FLOAT, [1, 64]) for one in "xy"]
+    graph = helper.make_graph(nodes, name, tensors[:1], tensors[1:], weights)
     onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 19)]), path)
     return path
 
 
-def job(trials: int, **search: Any) -> list[dict[str, Any]]:
-    """The documents of the job file."""
+def job(search: Mapping[str, Any], trials: int, *, version: str = VERSION, **model: Any) -> list[dict[str, Any]]:
+    """The documents of a job file."""
     runtime = {
         "apiVersion": "trtfleet.dev/v1alpha1",
         "kind": "TunerRuntime",
         "metadata": {"name": "tensorrt"},
-        "spec": {"family": "TensorRT", "version": VERSION},
+        "spec": {"family": "TensorRT", "version": version},
     }
     tuning = {
         "apiVersion": "trtfleet.dev/v1alpha1",
         "kind": "TuningJob",
         "metadata": {"name": "scripted"},
         "spec": {
-            "model": {"uri": "model.onnx"},
+            "model": {"uri": "model.onnx", **model},
             "targets": [{"name": "gpu", "runtimeRef": {"name": "tensorrt"}, "device": {"type": "GPU"}}],
             "objective": {"metric": "LatencyP50", "minImprovement": "0.01"},
             "accuracy": {"source": "Generated", "generated": {"samples": 2}, "metric": "cosine", "threshold": "0.001"},
             "measurement": QUICK,
-            "search": {"strategy": "Adaptive", **search},
+            "search": dict(search),
             "budget": {"maxTrials": trials, "trialTimeoutSeconds": 10},
             "storeRef": {"name": "local"},
         },
@@ -127,36 +135,40 @@ def job(trials: int, **search: Any) -> list[dict[str, Any]]:
     return [runtime, tuning]
 
 
-def run(folder: Path, trials: int, seed: int, failing: Sequence[str] = tuple(FAILING), **search: Any) -> Campaign:
-    """One campaign in an empty folder. Raises CalledProcessError if the command fails, after its words."""
+def planted(seed: int) -> tuple[Truth, dict[str, str]]:
+    """What changes really do, and which of them fail in which way."""
     tokens = every_change()
     truth = plant(tokens, live=LIVE, seed=seed, median=0.02)
     dead = [token for token in tokens if token not in truth.effects]
     chosen = np.random.default_rng([seed, 1]).permutation(len(dead))
-    failures = {dead[index]: action for index, action in zip(chosen, failing, strict=False)}
-    script = {"seed": seed, "seconds": BASE_SECONDS, "truth": truth.to_plain(), "when": failures, "version": VERSION}
-    stage = Stage.make(folder / "stage", script)
+    return truth, {dead[index]: action for index, action in zip(chosen, FAILING, strict=False)}
+
+
+def run(folder: Path, trials: int, seed: int, search: Mapping[str, Any] | None = None) -> Campaign:
+    """A campaign with planted truth. `folder` is empty."""
+    truth, failing = planted(seed)
+    script = {"seed": seed, "seconds": BASE_SECONDS, "truth": truth.to_plain(), "when": failing, "version": VERSION}
     write_model(folder / "model.onnx")
-    (folder / "job.yaml").write_text(yaml.safe_dump_all(job(trials, **search), sort_keys=False))
-    began = time.monotonic()
+    return Campaign(truth, failing, finish(folder, script, job(search or {"strategy": "Adaptive"}, trials)))
+
+
+def finish(folder: Path, script: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> Finished:
+    """`trtfleet run` over the stand-in with this script. Raises CalledProcessError if the command fails, after its words."""
+    stage = Stage.make(folder / "stage", script)
+    (folder / "job.yaml").write_text(yaml.safe_dump_all(documents, sort_keys=False))
     command = [sys.executable, "-m", "tuner_job.cli.main", "run", "job.yaml", "--json"]
     home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config")}
+    began = time.monotonic()
     with (folder / "answer.json").open("wb") as answers:
         subprocess.run(command, cwd=folder, env={**os.environ, **stage.environment, **home}, stdout=answers, check=True)
     seconds = time.monotonic() - began
     answer = json.loads((folder / "answer.json").read_bytes())["runs"][0]
     store = folder / "trtfleet-out" / "store"
     reader = RunReader(ObjectStore.open(store.resolve().as_uri()), answer["run"])
-    verdict = reader.verdict()
+    discovery, verdict = reader.discovery(), reader.verdict()
+    assert discovery is not None
     assert verdict is not None
-    return Campaign(
-        truth=truth,
-        failing=failures,
-        results=list(reader.fold().folded),
-        verdict=verdict,
-        shards=list(shards(store)),
-        seconds=seconds,
-    )
+    return Finished(discovery, list(reader.fold().folded), verdict, list(shards(store)), seconds)
 
 
 def every_change() -> list[str]:
@@ -170,18 +182,19 @@ def changes(route: str) -> list[str]:
 
 def text(campaign: Campaign, command: str) -> str:
     """The page of results."""
-    truth, verdict, results = campaign.truth, campaign.verdict, campaign.results
+    truth, finished = campaign.truth, campaign.finished
+    verdict, results = finished.verdict, finished.results
     best, best_log = truth.best(avoid=campaign.failing)
     found = changes(verdict.published.route)
     reached = truth.log_ratio(found)
     counts = Counter(str(result.outcome) for result in results)
     tried = {token for result in results for token in changes(result.candidate.route)}
-    overhead = overhead_of(campaign.shards)
+    overhead = overhead_of(finished.shards)
     gain = verdict.route_gain
     lines = [
         "# A whole campaign over all 211 knobs, scripted TensorRT",
         "",
-        f"`{command}`: {campaign.seconds:.0f} s in all, discover, explore, final and publish.",
+        f"`{command}`: {finished.seconds:.0f} s in all, discover, explore, final and publish.",
         "",
         f"- Trials: {len(results)}; by outcome: {', '.join(f'{n} {name}' for name, n in counts.most_common())}.",
         f"- Trials that ended as planted: **{sum(campaign.as_planted(result) for result in results)} of {len(results)}**.",
@@ -193,7 +206,7 @@ def text(campaign: Campaign, command: str) -> str:
         f"- The winner's route: {len(found)} changes, {len(truth.active(found))} of them live, "
         f"{len(set(found) & set(campaign.failing))} of the failing ones.",
         f"- Worker overhead: {overhead:.2f} s of each trial were neither build nor check nor measurement: "
-        f"{share_of_wall(campaign.shards)} of these short trials, **{overhead / (TRIAL_SECONDS + overhead):.1%}** beside trials "
+        f"{share_of_wall(finished.shards)} of these short trials, **{overhead / (TRIAL_SECONDS + overhead):.1%}** beside trials "
         f"of {TRIAL_SECONDS} s.",
         "",
         "| planted failure | change | has to end as | trials with it and no other failing change |",
@@ -214,7 +227,7 @@ def text(campaign: Campaign, command: str) -> str:
 
 
 def ends(campaign: Campaign, action: str) -> str:
-    found = Counter(str(result.outcome) for result in campaign.results if campaign.held(result) == [action])
+    found = Counter(str(result.outcome) for result in campaign.finished.results if campaign.held(result) == [action])
     return ", ".join(f"{n} {outcome}" for outcome, n in found.most_common()) or "none"
 
 
