@@ -79,6 +79,7 @@ def test_what_follows_every_error_without_a_gpu_is_never_the_cause(log):
             "Error Code 2: Internal Error (x > 0 failed.)",
         ),
         (f"Invalid Node - mm1\n{NOISE}", "Invalid Node - mm1"),
+        (NOISE, "Error Code 1: Cuda Runtime (cudaError 35: CUDA driver version is insufficient for CUDA runtime version))"),
         ("In node 3: no", "In node 3: no"),
     ],
 )

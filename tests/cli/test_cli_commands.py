@@ -222,6 +222,23 @@ def test_plan_needs_neither_a_run_nor_a_device_when_given_a_knob_list(tmp_path: 
     refused(job.call("--knobs", "knobs.json", command="plan"), Exit.BAD_INPUT, "knobs.json: knob list: not JSON")
 
 
+def test_knobs_says_what_an_unbounded_knob_is_searched_over_once_it_is_included(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    listed = [("-kgen:topk_algo", "int", "0"), ("-new:depth", "int", "0")]
+    knobs = {
+        "tuner_version": "9",
+        "tuner_options": [{"option": n, "allowed_values": d, "default_value": v} for n, d, v in listed],
+    }
+    (job.folder / "knobs.json").write_text(json.dumps(knobs))
+    for include, searched in ((["-*"], []), (["-kgen:*"], ["-kgen:topk_algo"])):
+        job.write({"search": {"knobs": {"include": include}}})
+        answer = ok(job.call("--knobs", "knobs.json", "--json", command="knobs")).json["knobs"]
+        assert [knob["name"] for knob in answer if knob["searched"]] == searched
+    shown = ok(job.call("--knobs", "knobs.json", command="knobs")).out
+    assert "16 32 64" in shown
+    assert "(any number)" in shown
+
+
 def test_an_exported_cache_comes_back_as_a_start(job: Job, finished: tuple[Job, Answer]) -> None:
     run = finished[1].out.split()[1]
     discovery = json.loads((job.out / "store" / layout.discovery(run)).read_text())

@@ -21,6 +21,7 @@ from tuner_job.cli.jobfile import JobFile, installed
 from tuner_job.cli.options import Output, folder_option, job_argument, output_option, store_option, target_option
 from tuner_job.measure.summary import latency
 from tuner_job.report.words import candidate_text, seconds_text
+from tuner_job.routes.curated import curated_values
 from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
 from tuner_job.search.strategy import Budget, Done, Proposal, estimate
 from tuner_job.trial.supervisor import Supervisor
@@ -126,8 +127,7 @@ def knobs_command(
         Column("knob", no_wrap=True), "values", "default", "searched", "what it does", title=f"tuner {knobs.tuner_version}"
     )
     for knob in shown:
-        values = " ".join(knob.values) if knob.values else "(any number)"
-        table.add_row(knob.name, values, knob.default, "yes" if knob.name in searched else "", knob.help)
+        table.add_row(knob.name, _values(knob), knob.default, "yes" if knob.name in searched else "", knob.help)
     if not output.as_json:
         output.console.print(table)
     output.print_json(
@@ -145,6 +145,13 @@ def knobs_command(
             ],
         }
     )
+
+
+def _values(knob: Knob) -> str:
+    if knob.values:
+        return " ".join(knob.values)
+    curated = curated_values(knob)
+    return f"(any number; if included by name: {' '.join(curated)})" if curated else "(any number)"
 
 
 def read_knob_file(path: Path) -> str:

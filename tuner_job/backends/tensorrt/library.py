@@ -119,8 +119,8 @@ def find(name: str) -> Library:
         return _checked(Library(name, module, str(getattr(module, "__version__", ""))))
     if trouble:
         raise InputError(
-            f"backend {name}: its Python module cannot be imported ({'; '.join(trouble)}); install the library package beside it "
-            f"or put its folder on LD_LIBRARY_PATH"
+            f"backend {name}: its Python module cannot be imported ({'; '.join(trouble)}); install it for this Python with the "
+            f"library package beside it, or put the library's folder on LD_LIBRARY_PATH"
         )
     package = "tensorrt-rtx" if name == "tensorrt_rtx" else "tensorrt"
     raise InputError(

@@ -98,5 +98,5 @@ class _Kept:
 def one_line(message: str) -> str:
     """A message without line breaks and source locations, at most 400 characters."""
     whole = " ".join(message.split())
-    text = _WHERE.sub("", _NOISE.sub("", whole).strip() or whole).strip()
+    text = _WHERE.sub("", _NOISE.sub("", whole).strip() or whole).replace("( (", "(").strip()
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
