@@ -21,7 +21,7 @@ from tuner_job.api.base import InputError
 from tuner_job.api.child import REPORT_FILE
 from tuner_job.api.measurement import Device
 from tuner_job.backends.child import leave, main
-from tuner_job.backends.protocol import BadModel, BuildRefused, Unsupported
+from tuner_job.backends.protocol import BadModel, BuildRefused, Cancelled, Unsupported
 from tuner_job.measure.sampling import Aside
 
 MiB = 1 << 20
@@ -231,6 +231,8 @@ ACTIONS = {
     "emptyOkReport": lambda: write_report(b'{"status":"ok"}'),
     "hugeReport": huge_report,
     "killGroup": lambda: os.killpg(0, signal.SIGKILL),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "cancelled": lambda: raise_(Cancelled("told by SIGTERM")),
     "killParent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "fillScratch": fill_scratch,
     "fillFileSystem": fill_file_system,

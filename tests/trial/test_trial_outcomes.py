@@ -51,6 +51,8 @@ def test_a_good_trial_is_feasible_and_hands_over_its_engine(supervisor, request_
         ("load", "cudaMemory", Outcome.OUT_OF_MEMORY, Phase.LOAD, "RuntimeError: CUDA failure 2: out of memory"),
         ("build", "noSpace", Outcome.INFRASTRUCTURE, Phase.BUILD, "no space left in the scratch folder in phase build"),
         ("build", "killGroup", Outcome.INFRASTRUCTURE, Phase.BUILD, "killed from outside (SIGKILL) in phase build"),
+        ("run", "terminate", Outcome.INFRASTRUCTURE, Phase.CHECK, "killed from outside (SIGTERM) in phase check"),
+        ("build", "cancelled", Outcome.INFRASTRUCTURE, Phase.BUILD, "killed from outside (SIGTERM) in phase build"),
         ("run", "nan", Outcome.INVALID_OUTPUT, Phase.CHECK, "NaN"),
         ("run", "inf", Outcome.INVALID_OUTPUT, Phase.CHECK, "Inf"),
         ("run", "shape", Outcome.INVALID_OUTPUT, Phase.CHECK, "shape"),

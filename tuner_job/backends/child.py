@@ -262,7 +262,9 @@ def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> Chil
             os.environ.update(getattr(factory, "inspect_environment", {}))  # before the device is opened
         done = perform(request, factory(request.device), progress)
         return done.model_copy(update={"phase": progress.phase, "seconds": progress.seconds()})
-    except (BuildRefused, Cancelled) as error:
+    except Cancelled:
+        raise
+    except BuildRefused as error:
         return ended("refused", str(error))
     except DeviceBusy as error:
         return ended("busy", str(error))
@@ -336,6 +338,10 @@ def main(arguments: Sequence[str] | None = None, backends: Mapping[str, BackendF
         aside = options.scratch / f"{REPORT_FILE}.part"
         aside.write_bytes(report.to_json())
         aside.rename(options.scratch / REPORT_FILE)
+    except Cancelled:  # now die of it, as any other child would have at once
+        faulthandler.unregister(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise

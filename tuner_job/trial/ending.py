@@ -82,8 +82,8 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(Outcome.OUT_OF_MEMORY, phase, f"killed by the kernel for want of memory in phase {phase}")
     if evidence.exit_code is None:
         return Verdict(Outcome.INFRASTRUCTURE, phase, f"its exit code was taken by another part of the process in phase {phase}")
-    if evidence.exit_code == -signal.SIGKILL:
-        return Verdict(Outcome.INFRASTRUCTURE, phase, f"killed from outside (SIGKILL) in phase {phase}")
+    if evidence.exit_code in (-signal.SIGKILL, -signal.SIGTERM):
+        return Verdict(Outcome.INFRASTRUCTURE, phase, f"killed from outside ({_name(-evidence.exit_code)}) in phase {phase}")
     if evidence.exit_code < 0:
         return Verdict(Outcome.CRASHED, phase, f"died of {_name(-evidence.exit_code)} in phase {phase}")
     if evidence.exit_code > 0:
