@@ -16,6 +16,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 [ -z "${GPU:-}" ] || export CUDA_VISIBLE_DEVICES=$GPU
 device=${DEVICE:-GPU}
 pinned=${CORES:+taskset -c $CORES}
+$pinned true 2>/dev/null || pinned= # this machine has other cores
 LD_LIBRARY_PATH=$(python3 - <<'PY'
 import glob, importlib.util, os
 spec = importlib.util.find_spec("nvidia")
