@@ -14,6 +14,7 @@ from tuner_job.api.measurement import DeviceState, EngineFile
 from tuner_job.api.messages import FinalBuild, trial_id
 from tuner_job.report.data import as_json, page_of
 from tuner_job.report.html import render
+from tuner_job.report.why import why_of
 from tuner_job.store import layout
 
 
@@ -92,6 +93,13 @@ def test_equal_engines_are_called_the_same():
     assert page.why.changes == ()
     without = page_of(decided(builds=same_builds("f", "f")).reader)
     assert without.why.missing.startswith("Candidate and default are the same engine")
+
+
+def test_fingerprints_that_did_not_hold_make_no_engines_the_same():
+    run = decided(builds=same_builds("f", "f"))
+    verdict = run.reader.verdict()
+    assert why_of(verdict, dict).missing.startswith("Candidate and default are the same engine")
+    assert why_of(verdict, dict, fingerprints_hold=False).missing.startswith("No layers are on record")
 
 
 def test_equal_layers_under_different_fingerprints_are_not_called_the_same():

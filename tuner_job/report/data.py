@@ -209,7 +209,7 @@ def page_of(reader: RunReader) -> Page:
         effects=effects.estimate([_effect_trial(result, by_trial) for result in results.values()]),
         lost=_lost(rows, in_time, pick),
         noise=noise_of(discovery, in_time, verdict, metric) if discovery else None,
-        why=why_of(verdict, reader.layers),
+        why=why_of(verdict, reader.layers, fingerprints_hold=discovery is not None and discovery.fingerprints_hold),
         conditions=conditions_of(discovery, in_time, verdict) if discovery else Conditions(),
         baseline_loss=_worst(discovery.baseline_losses, run.inputs.accuracy)[0] if discovery else None,
         loss_metric=run.inputs.accuracy.metric,

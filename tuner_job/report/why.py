@@ -48,11 +48,16 @@ class Why:
     clock: str = ""
 
 
-def why_of(verdict: VerdictRecord | None, read: Callable[[], Mapping[str, LayerProfile]]) -> Why:
-    """`read`: the layers of both sides, as stored; what it raises is said on the page, for no layer decides anything."""
+def why_of(
+    verdict: VerdictRecord | None, read: Callable[[], Mapping[str, LayerProfile]], *, fingerprints_hold: bool = True
+) -> Why:
+    """`read`: the layers of both sides, as stored; what it raises is said on the page, for no layer decides anything.
+
+    `fingerprints_hold`: as discover found; without it equal fingerprints mean nothing.
+    """
     if verdict is None:
         return Why("There is no verdict yet; layers are read in the final.")
-    same = _same_engine(verdict)
+    same = _same_engine(verdict) if fingerprints_hold else ""
     try:
         layers = read()
     except TrtfleetError as error:
