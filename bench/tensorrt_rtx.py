@@ -31,7 +31,7 @@ from tuner_job.api.measurement import BASELINE, Candidate, EngineFile  # noqa: E
 from tuner_job.trial.supervisor import Supervisor  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "tensorrt-rtx.md"
-DEFAULT_BUILDS = 5
+DEFAULT_BUILDS = 12
 """Of each model: builds are not bit-reproducible, so one does not tell what the default's bytes are."""
 
 NUMBERS = {
@@ -151,11 +151,15 @@ def page(rows: Sequence[Tried], described: ChildReport, when: str) -> str:
         done = [row for row in of if row.engine is not None]
         median = f"{statistics.median(row.seconds for row in done):.2f}" if done else "–"
         lines.append(f"| {setting} | {value} | {len(done)} of {len(of)} | {median} | {_engines(done, defaults)} |")
-    lines += ["", "## What was not built", "", "| model | setting | outcome | reason |", "|---|---|---|---|"]
+    lines += ["", "## What was not built", "", "| setting | models | outcome | reason |", "|---|---|---|---|"]
+    refused: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.engine is None:
+            setting = f"{row.setting} = {row.value}" if row.setting else "default"
+            refused.setdefault((setting, row.outcome, row.reason), []).append(row.model)
     lines += [
-        f"| {row.model} | {f'{row.setting} = {row.value}' if row.setting else 'default'} | {row.outcome} | {_cell(row.reason)} |"
-        for row in rows
-        if row.engine is None
+        f"| {setting} | {_named(of, models)} | {outcome} | {_cell(reason)} |"
+        for (setting, outcome, reason), of in sorted(refused.items())
     ]
     return "\n".join(lines) + "\n"
 
@@ -164,7 +168,12 @@ def _engines(done: Sequence[Tried], defaults: dict[str, list[Tried]]) -> str:
     kinds: dict[str, list[str]] = {}
     for row in done:
         kinds.setdefault(sameness(row, defaults[row.model]), []).append(row.model)
-    return "; ".join(f"{kind}: {', '.join(models)}" for kind, models in kinds.items()) or "–"
+    return "; ".join(f"{kind}: {_named(of, list(defaults))}" for kind, of in kinds.items()) or "–"
+
+
+def _named(of: Sequence[str], models: Sequence[str]) -> str:
+    names = list(dict.fromkeys(of))
+    return "all" if len(names) == len(models) > 1 else ", ".join(names)
 
 
 def _cell(text: str) -> str:

@@ -66,7 +66,7 @@ def test_what_was_refused_is_counted_and_explained():
     )
     assert "4 builds in children of the supervisor, 3 built, 1 not" in text
     assert row(text, "workspaceBytes | 0")[2] == "1 of 2"
-    assert "| net | workspaceBytes = 0 | refused | no \\| room |" in text
+    assert "| workspaceBytes = 0 | net | refused | no \\| room |" in text
     assert "- it has no tuner" in text
 
 
