@@ -10,7 +10,8 @@ memory       More than `IDLE_MEMORY` in use and no process to explain it. NVML's
 utilisation  More than `IDLE_PERCENT` and no process to explain it. NVML averages over up to a second; MIG slices do not say.
 
 Each of these also shows what a child of ours left behind a moment ago: memory until the driver has torn its context down,
-utilisation until NVML's window has passed. So a device that looks busy is looked at again until `PATIENCE_SECONDS` are over.
+utilisation until NVML's window has passed; and a driver without persistence mode reports high utilisation while it wakes. So a
+device that looks busy is looked at again until `PATIENCE_SECONDS` are over.
 """
 
 from __future__ import annotations
