@@ -199,10 +199,11 @@ def text(campaign: Campaign, command: str) -> str:
         f"- Trials: {len(results)}; by outcome: {', '.join(f'{n} {name}' for name, n in counts.most_common())}.",
         f"- Trials that ended as planted: **{sum(campaign.as_planted(result) for result in results)} of {len(results)}**.",
         f"- Knob changes tried, alone or with others: {len(tried)} of {len(every_change())}.",
-        f"- Planted: {sum(t.startswith('-') for t in truth.effects)} live changes, optimum {speedup(best_log)} "
+        f"- Planted: {sum(t.startswith('-') for t in truth.effects)} live changes, {len(truth.needs)} of them only beside "
+        f"another, {len(truth.pairs)} pairs that interact; optimum {speedup(best_log)} "
         f"({len(truth.active(best))} changes).",
         f"- Found: **{speedup(reached)}** by the truth, {share(reached, best_log)} of the optimum's log gain; "
-        f"measured in the final: {interval(gain)}, significant: {verdict.significant}.",
+        f"latency saved {-math.expm1(reached):.2%}, by the final {interval(gain)}, significant: {verdict.significant}.",
         f"- The winner's route: {len(found)} changes, {len(truth.active(found))} of them live, "
         f"{len(set(found) & set(campaign.failing))} of the failing ones.",
         f"- Worker overhead: {overhead:.2f} s of each trial were neither build nor check nor measurement: "

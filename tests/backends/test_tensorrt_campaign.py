@@ -37,7 +37,7 @@ def test_a_campaign_survives_every_failure_and_proves_the_planted_winner(tmp_pat
     assert verdict.significant, verdict.message
     assert verdict.published.route == live[0], "the best of the planted changes"
     assert verdict.route_gain is not None
-    assert verdict.route_gain.estimate == pytest.approx(math.expm1(-truth.log_ratio([live[0]])), abs=0.01)
+    assert verdict.route_gain.estimate == pytest.approx(-math.expm1(truth.log_ratio([live[0]])), abs=0.01)
     assert verdict.layers_blob is not None, "the report can say why it won"
     assert all(result.state is not None and result.state.uuid for result in results if result.timing)
 

@@ -74,8 +74,7 @@ class Truth:
             while moved:
                 moved = False
                 for token in (live[index] for index in order):
-                    knob = token.partition("=")[0]
-                    others = frozenset(one for one in current if one.partition("=")[0] != knob)
+                    others = frozenset(one for one in current if _knob(one) != _knob(token))
                     for trial in (current - {token}, others | {token}, others | {token, self.needs.get(token, token)}):
                         if self.log_ratio(trial) < self.log_ratio(current) - 1e-12:
                             current, moved = trial, True
@@ -87,27 +86,33 @@ class Truth:
 def plant(tokens: Sequence[str], *, live: int, seed: int, median: float = 0.012) -> Truth:
     """`live` of the tokens have effects: log-normal sizes around `median` (sd 0.7 of the log), three of five for the better.
 
-    A child (`-a:b` of `-a`) whose parent is live too acts with seven tenths' chance only beside it. A third as many pairs as live
-    tokens interact, by half an effect either way.
+    Two fifths of them are parents and children (`-a` and `-a:b`): a child acts only beside its parent's token. A third as many
+    pairs as live tokens interact, by half an effect either way.
     """
     rng = np.random.default_rng([seed, live])
-    chosen = [tokens[index] for index in rng.permutation(len(tokens))[:live]]
+    families = [(parent, child) for child in tokens for parent in tokens if _knob(child).rpartition(":")[0] == _knob(parent)]
+    needs: dict[str, str] = {}
+    for index in rng.permutation(len(families)):
+        parent, child = families[index]
+        if len(needs) < live // 5 and not {parent, child} & {*needs, *needs.values()}:
+            needs[child] = parent
+    related = {*needs, *needs.values()}
+    others = [tokens[index] for index in rng.permutation(len(tokens)) if tokens[index] not in related]
+    chosen = [*sorted(related), *others[: live - len(related)]]
     effects = {}
     for token in chosen:
         size = float(np.exp(rng.normal(np.log(median), 0.7)))
         effects[token] = -size if rng.random() < 0.6 else size
-    by_knob = {token.partition("=")[0]: token for token in chosen}
-    needs = {}
-    for token in chosen:
-        parent = by_knob.get(token.partition("=")[0].rpartition(":")[0])
-        if parent is not None and rng.random() < 0.7:
-            needs[token] = parent
     pairs = {}
     for _ in range(live // 3):
         first, second = sorted(chosen[index] for index in rng.choice(live, 2, replace=False))
-        if first.partition("=")[0] != second.partition("=")[0]:
+        if _knob(first) != _knob(second):
             pairs[first, second] = float(rng.normal(0, median / 2))
     return Truth({**SETTINGS, **effects}, needs, pairs)
+
+
+def _knob(token: str) -> str:
+    return token.partition("=")[0]
 
 
 def flips(knobs: KnobList) -> list[str]:
