@@ -31,7 +31,7 @@ KNOBS = {
     "tuner_options": [
         {
             "option": "-do",
-            "allowed_values": "-do=[nothing|hold|killTwice|kill|breakTogether]",
+            "allowed_values": "-do=[nothing|hold|killTwice|kill|breakTogether|slowToCall]",
             "default_value": "nothing",
             "help": "What the build does first.",
         },
@@ -87,29 +87,34 @@ def act(route: str) -> None:
 
 
 class ScriptedTimer:
-    clock = "host"
+    """`host`: seconds by the host's clock, beside those of a device's."""
+
     launch = "direct"
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, host: float | None = None) -> None:
+        self.clock = "host" if host is None else "device"
         self._rng = np.random.default_rng()
-        self._seconds = seconds
+        self._seconds, self._host = seconds, host
 
     def sample(self, count: int) -> np.ndarray:
         time.sleep(0.001 * count)
         return self._seconds * np.exp(self._rng.normal(0, 0.01, count))
 
     def aside(self) -> Aside:
-        return Aside()
+        return Aside(host_median=self._host and self._host * np.exp(self._rng.normal(0, 0.01)))
 
 
 class ScriptedEngine:
-    """y = 2 x[:, :8]. One that breaks together is fast, and aborts when it is timed beside others."""
+    """y = 2 x[:, :8]. One that breaks together is fast, and aborts when it is timed beside others; one that is slow to call is
+    fast on its device."""
 
     loaded = 0
 
-    def __init__(self, text: str = "", profile: str = "") -> None:
+    def __init__(self, text: str = "", profile: str = "", *, gpu: bool = False) -> None:
         self._breaks = "breakTogether" in text
-        self._fast = self._breaks or "fast" in text
+        self._slow_to_call = "slowToCall" in text
+        self._fast = self._breaks or self._slow_to_call or "fast" in text
+        self._gpu = gpu
         self._profile = profile
         ScriptedEngine.loaded += 1
 
@@ -119,7 +124,8 @@ class ScriptedEngine:
     def timer(self, inputs, settings):
         if self._breaks and ScriptedEngine.loaded > 1:
             os.abort()
-        return ScriptedTimer(0.0005 if self._fast else 0.001)
+        host = 0.004 if self._slow_to_call else 0.002
+        return ScriptedTimer(0.0005 if self._fast else 0.001, host if self._gpu else None)
 
     def profile(self, inputs) -> LayerProfile:
         if self._profile == "crash":
@@ -183,7 +189,7 @@ class ScriptedBackend:
         return f"{speed}{candidate.route}" + "." if self._facts.get("fingerprints") else ""
 
     def load(self, engine: Path) -> ScriptedEngine:
-        return ScriptedEngine(engine.read_text(), self._facts.get("profile", ""))
+        return ScriptedEngine(engine.read_text(), self._facts.get("profile", ""), gpu=bool(self._facts.get("gpu")))
 
     def reference(self, model: Path) -> ScriptedEngine:
         return ScriptedEngine()

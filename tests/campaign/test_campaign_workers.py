@@ -461,6 +461,24 @@ def test_a_pick_that_breaks_while_it_is_timed_loses_to_the_default(tmp_path: Pat
     vet(scene.store, scene.run, verdict)
 
 
+def test_a_pick_that_wins_on_the_device_and_loses_end_to_end_is_no_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = begin(tmp_path / "calling", "-do=slowToCall")
+    scripted_backend.install(scene.backend, gpu=True)
+    monkeypatch.setenv("PYTHONPATH", str(scene.backend))
+    executor = LocalExecutor(scene.store, {}, scene.run.run, workers=1, folder=scene.folder, worker_options=QUICK)
+    verdict = executor.complete()
+    assert verdict.candidate.route == "-do=slowToCall"
+    assert verdict.reason == "HostSlower"
+    assert "by the host's clock" in verdict.message
+    assert verdict.route_gain is not None
+    assert verdict.route_gain.low > 0.4
+    assert not verdict.significant
+    assert verdict.published.is_baseline
+    vet(scene.store, scene.run, verdict)
+
+
 def test_a_run_of_another_schema_is_left_alone(scene: Scene) -> None:
     path = scene.store_folder / layout.run(scene.run.run)
     path.write_text(json.dumps({**json.loads(path.read_text()), "schemaVersion": 2, "unheardOf": True}))
