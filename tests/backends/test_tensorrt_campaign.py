@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stand_in.stage import Stage
 
 from tuner_job.api.outcome import Outcome
 from tuner_job.routes.knobs import parse_knob_list
@@ -38,6 +39,8 @@ def test_a_campaign_survives_every_failure_and_proves_the_planted_winner(tmp_pat
     assert verdict.published.route == live[0], "the best of the planted changes"
     assert verdict.route_gain is not None
     assert verdict.route_gain.estimate == pytest.approx(-math.expm1(truth.log_ratio([live[0]])), abs=0.01)
+    rests_on_the_default = [token for token in quick if failing[token] in ("nan", "wrong", "executeFails", "loadFails")]
+    assert Stage(tmp_path / "stage").count("cacheHit") >= len(rests_on_the_default), "explore builds with discover's timing cache"
     assert verdict.layers_blob is not None, "the report can say why it won"
     assert all(result.state is not None and result.state.uuid for result in results if result.timing)
 

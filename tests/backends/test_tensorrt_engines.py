@@ -93,7 +93,18 @@ def test_launches_streams_and_transfers_are_as_asked(trials: Trials, graph, stre
     assert end.report is not None
     [timing] = end.report.timing
     assert (timing.launch, timing.streams) == ("cudaGraph" if graph else "direct", streams)
+    assert timing.clock == ("host" if transfers else "device")
     assert all(one.median > 0 for one in timing.sessions)
+
+
+def test_what_the_host_waits_for_is_kept_beside_the_devices_own_time(trials: Trials):
+    trials.script({"when": {"always": "hostSlow"}})
+    end = trials.run()
+    assert end.report is not None
+    for session in end.report.timing[0].sessions:
+        assert session.median == pytest.approx(0.001, rel=0.1), "planted"
+        assert session.host_median is not None
+        assert session.host_median > 0.002, "it sleeps so long"
 
 
 def test_engines_are_timed_together_and_inspected(trials: Trials, tmp_path):

@@ -66,5 +66,5 @@ class Stage:
         return {"PYTHONPATH": os.fspath(self.python), "LD_LIBRARY_PATH": os.fspath(self.lib)}
 
     def count(self, what: str) -> int:
-        """How many of `build` or `process` there were."""
+        """How many of `build`, `cacheHit` or `process` there were."""
         return len(list((self.python / "counters").glob(f"{what}-*")))

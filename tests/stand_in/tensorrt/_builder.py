@@ -427,8 +427,8 @@ class Builder(Speaker):
         cache = config.get_timing_cache()
         if cache is None or config.get_flag(BuilderFlag.DISABLE_TIMING_CACHE) or config.builder_optimization_level == 0:
             return drawn
-        if key not in cache._entries and config.get_flag(BuilderFlag.ERROR_ON_TIMING_CACHE_MISS):
-            self.say(Severity.ERROR, f"Timing cache miss: {key}")
+        if key in cache._entries:
+            SCRIPT.count("cacheHit")
         return cache._entries.setdefault(key, drawn)
 
 

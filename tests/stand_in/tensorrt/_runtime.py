@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -29,6 +30,7 @@ from ._plan import Plan
 from ._script import VERSION
 
 _SCRATCH = 8_192_000
+_HOST_SECONDS = 0.002
 _UNRESPONSIVE = 0.8
 """Device time grows with the number of elements to this power."""
 
@@ -338,6 +340,8 @@ class IExecutionContext(Speaker):
         profiler = self._profiler if self.enqueue_emits_profile else None
 
         def work(replayed: bool) -> float:
+            if "hostSlow" in engine._plan.actions:
+                time.sleep(_HOST_SECONDS)
             if "executeFaults" in engine._plan.actions:
                 raise _device.Fault(_device.ILLEGAL_ADDRESS)
             inputs: Arrays = {name: _array(addresses[name], shape, engine._dtypes[name]) for name, shape in shapes.items()}

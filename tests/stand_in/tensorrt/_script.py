@@ -50,6 +50,7 @@ ACTIONS = {
     "inf": "Inf comes out",
     "wrong": "wrong values come out, a third faster",
     "slow": "ten times slower",
+    "hostSlow": "the host needs two milliseconds more for it, the device none",
 }
 
 
