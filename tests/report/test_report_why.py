@@ -78,6 +78,11 @@ def test_no_layers_are_one_line():
     assert not page.why.lines
 
 
+def test_a_final_without_a_candidate_has_nothing_to_compare():
+    run = explored().final_plan(2, None).verdict(None, significant=False, reason="NoCandidate")
+    assert page_of(run.reader).why.missing.startswith("The final had no candidate")
+
+
 def test_untimed_layers_still_show_what_changed():
     untimed = tuple(profile(*(one.model_copy(update={"seconds": None}) for one in side.layers)) for side in TENSORRT)
     page = page_of(decided(untimed).reader)
@@ -146,6 +151,8 @@ STATE = DeviceState(
     uuid="GPU-1",
     sm_clock_mhz=1980,
     max_sm_clock_mhz=1980,
+    memory_clock_mhz=10501,
+    power_watts=71.25,
     power_limit_watts=700.0,
     ecc=True,
     throttle_reasons=("swPowerCap",),
@@ -168,6 +175,8 @@ def test_conditions_are_a_table_by_stage():
     rows = dict(page.conditions.rows)
     assert rows["SM clock at the start"] == ("1,980 MHz", "1,410 to 1,980 MHz")
     assert rows["power limit"] == ("700 W", "700 W")
+    assert rows["memory clock at the start"] == ("10,501 MHz", "10,501 MHz")
+    assert rows["power at the start"] == ("71.2 W", "71.2 W")
     assert rows["ECC"] == ("on", "on")
     assert rows["clock limits in force"] == ("swPowerCap (1 of 1)", "swPowerCap (1 of 2)")
     sessions = 5 * (5 + 1 + 2)  # five trials of round 1, the new one, and two controls

@@ -56,7 +56,7 @@ def _span(unit: str, values: Iterable[float | None]) -> str:
     known = sorted(value for value in values if value is not None)
     if not known:
         return ""
-    low, high = f"{known[0]:,.4g}", f"{known[-1]:,.4g}"
+    low, high = (f"{value:,.1f}".removesuffix(".0") for value in (known[0], known[-1]))
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
 
 

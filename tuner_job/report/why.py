@@ -18,6 +18,10 @@ SHOWN_LAYERS = 4
 SLOWS = "Timing every layer by itself slows the whole: these times say where the difference lies, never how large it is."
 
 
+_NO_CANDIDATE = "The final had no candidate whose layers could be compared with the default's."
+_NO_LAYERS = "No layers are on record: the library does not tell what an engine is made of, or they could not be read then."
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of the model and what does it in either engine."""
@@ -63,9 +67,7 @@ def why_of(
     except TrtfleetError as error:
         return Why(f"The layers could not be read: {error}")
     if "baseline" not in layers or "candidate" not in layers:
-        return Why(
-            same or "No layers are on record: the final had no candidate, or the library does not tell what an engine is made of."
-        )
+        return Why(same or (_NO_CANDIDATE if verdict.candidate.is_baseline else _NO_LAYERS))
     found = compare(layers["baseline"], layers["candidate"])
     changed = found.changed
     return Why(
