@@ -32,7 +32,7 @@ from ._script import HAS_ROUTES, VERSION
 __version__ = VERSION
 
 if HAS_ROUTES:
-    from ._builder import _Tunable as IBuilderConfig  # type: ignore[assignment]
+    from ._builder import _Tunable as IBuilderConfig
 
 _registry: list[IPluginRegistry] = []
 

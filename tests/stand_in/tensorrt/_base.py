@@ -6,26 +6,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from . import _enums
 from ._enums import DataType, ErrorCodeTRT, Severity
 
 
 class ILogger:
-    Severity = Severity
+    Severity = _enums.Severity
     INTERNAL_ERROR = Severity.INTERNAL_ERROR
     ERROR = Severity.ERROR
     WARNING = Severity.WARNING
     INFO = Severity.INFO
     VERBOSE = Severity.VERBOSE
 
-    def log(self, severity: Severity, msg: str) -> None:
+    def log(self, severity: _enums.Severity, msg: str) -> None:
         raise NotImplementedError
 
 
 class Logger(ILogger):
-    def __init__(self, min_severity: Severity = Severity.WARNING) -> None:
+    def __init__(self, min_severity: _enums.Severity = Severity.WARNING) -> None:
         self.min_severity = min_severity
 
-    def log(self, severity: Severity, msg: str) -> None:
+    def log(self, severity: _enums.Severity, msg: str) -> None:
         if severity <= self.min_severity:
             print(f"[TRT] [{severity.name[0]}] {msg}", file=sys.stderr)
 

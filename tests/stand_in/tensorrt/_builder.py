@@ -351,8 +351,9 @@ class Builder(Speaker):
         self.say(Severity.INFO, f"Engine generation completed in {SCRIPT.get('buildSeconds', 0)} seconds.")
         return IHostMemory(b"" if "empty" in actions else plan.serialize())
 
-    def _no(self, where: str, text: str) -> None:
+    def _no(self, where: str, text: str) -> IHostMemory | None:
         self.fail(where, text, ErrorCodeTRT.INVALID_STATE)
+        return None
 
     def _unprofiled(self, network: INetworkDefinition, config: IBuilderConfig) -> str:
         for tensor in network._inputs:

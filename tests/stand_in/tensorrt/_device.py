@@ -28,8 +28,7 @@ class Fault(Exception):
         self.code = code
 
 
-@_Trampoline
-def _perform(token: int, replayed: int) -> float:
+def _performed(token: int, replayed: int) -> float:
     try:
         return _pending[token](bool(replayed))
     except Fault as fault:
@@ -37,6 +36,9 @@ def _perform(token: int, replayed: int) -> float:
     except Exception:  # no exception may leave through C
         traceback.print_exc(file=sys.stderr)
         return -_LAUNCH_FAILED
+
+
+_perform = _Trampoline(_performed)
 
 
 @cache

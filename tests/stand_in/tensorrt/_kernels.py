@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from ._plan import Plan
 from ._script import SCRIPT
@@ -86,7 +86,8 @@ def _computable(model: ModelProto) -> ModelProto:
     for node in graph.node:
         if node.domain not in ("", "ai.onnx", "com.microsoft"):  # a plugin's: see `_network.plugins`
             node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name))
-    before, after = [], []
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
     for info in (*graph.input, *graph.output):
         kind = info.type.tensor_type.elem_type
         if kind not in _FOREIGN:

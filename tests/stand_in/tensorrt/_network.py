@@ -13,7 +13,7 @@ from ._base import Dims, ILogger, Speaker
 from ._enums import DataType, ErrorCode, ErrorCodeTRT, OnnxParserFlag, Severity
 from ._script import SCRIPT
 
-TYPES = {
+TYPES: dict[int, DataType] = {
     TensorProto.FLOAT: DataType.FLOAT,
     TensorProto.FLOAT16: DataType.HALF,
     TensorProto.BFLOAT16: DataType.BF16,

@@ -103,7 +103,7 @@ class ICudaEngine(Speaker):
         super().__init__(logger)
         self._plan = plan
         self._kernels = Kernels(plan)
-        self._tensors = {tensor["name"]: tensor for tensor in plan.tensors}
+        self._tensors: dict[str, dict[str, Any]] = {tensor["name"]: tensor for tensor in plan.tensors}
         self._dtypes = {name: DataType(tensor["dtype"]).name for name, tensor in self._tensors.items()}
 
     @property
@@ -373,7 +373,7 @@ def _array(address: int, shape: tuple[int, ...], dtype: str) -> Any:
     size = math.prod(shape) * NUMPY[dtype].itemsize
     if not size:
         return np.zeros(shape, NUMPY[dtype])
-    return np.frombuffer(_device.memory(address, size), NUMPY[dtype]).reshape(shape)
+    return np.frombuffer(memoryview(_device.memory(address, size)), NUMPY[dtype]).reshape(shape)
 
 
 class EngineInspector(Speaker):
