@@ -10,9 +10,13 @@ import pytest
 from doctor_runs import Examined, doctor
 
 from tuner_job.doctor.examine import CHECKS
+from tuner_job.doctor.machine import machine, missing_gpu
 from tuner_job.doctor.record import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+no_gpu = pytest.mark.skipif(missing_gpu(machine()) == "", reason="this machine has a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,7 @@ def test_with_json_the_last_line_of_the_output_is_the_signed_file(cpu: Examined)
     assert "confirmed for ONNXRuntime" in cpu.err
 
 
+@no_gpu
 def test_without_a_gpu_and_its_library_each_missing_thing_is_a_line(tmp_path: Path) -> None:
     done = doctor(tmp_path / "none", "--runtime", "TensorRT", environment={"PYTHONPATH": ""})
     assert done.code == 5
@@ -61,6 +66,16 @@ def test_without_a_gpu_and_its_library_each_missing_thing_is_a_line(tmp_path: Pa
     assert done.check("device").status == "failed"
     assert done.check("layers").detail == "needs library"
     assert len([line for line in done.out.splitlines() if line.startswith((" NO", "  ?"))]) == len(CHECKS)
+
+
+@no_gpu
+def test_a_library_without_a_device_is_told_from_a_missing_library(tmp_path: Path) -> None:
+    done = doctor(tmp_path / "none", "--runtime", "ONNXRuntime", "--device", "GPU", environment={"LD_LIBRARY_PATH": ""})
+    assert done.code == 5
+    assert done.check("library").status == "untried"
+    assert done.check("device").status == "failed"
+    assert "libcuda.so.1" in done.check("device").detail
+    assert done.check("layers").detail == "needs device"
 
 
 def test_the_module_needs_no_terminal_library() -> None:

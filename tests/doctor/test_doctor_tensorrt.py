@@ -13,12 +13,12 @@ from stand_in.stage import Stage
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def examined(folder: Path, script: dict[str, Any] | None = None, device: tuple[str, ...] = ()) -> Examined:
+def examined(folder: Path, script: dict[str, Any] | None = None, device: tuple[str, ...] = (), *arguments: str) -> Examined:
     try:
         stage = Stage.make(folder / "stage", script, device)
     except NoCompiler as error:
         pytest.skip(str(error))
-    return doctor(folder / "run", *QUICK, environment=stage.environment)
+    return doctor(folder / "run", *QUICK, *arguments, environment=stage.environment)
 
 
 def test_a_library_that_works_is_confirmed_throughout(tmp_path: Path) -> None:
@@ -80,3 +80,16 @@ def test_a_gpu_that_others_use_is_named_and_not_measured(tmp_path: Path) -> None
     assert "4321" in done.check("idle device").detail
     assert done.check("default build").detail == "needs idle device"
     assert done.record.state is None or done.record.state.processes == ()
+
+
+def test_a_shared_gpu_is_measured_only_when_that_is_allowed(tmp_path: Path) -> None:
+    done = examined(tmp_path, None, ("process = 4321 1073741824",), "--allow-shared", "--routes", "1")
+    assert done.code == 0, done.out
+    assert done.check("idle device").detail == "shared, as allowed: 1 other process uses it"
+
+
+def test_a_builder_that_cannot_be_made_is_the_librarys_fault_where_there_is_a_gpu(tmp_path: Path) -> None:
+    done = examined(tmp_path, None, ("fail = cuInit 100",))
+    assert done.code == 5
+    assert done.with_status("confirmed") == []
+    assert done.check("layers").status == "untried"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from tuner_job import __version__
 from tuner_job.accuracy.gate import judge
@@ -25,6 +25,7 @@ from tuner_job.doctor.machine import machine, missing_gpu
 from tuner_job.doctor.model import CASE, write_model
 from tuner_job.doctor.record import Check, DoctorRecord, Spread, Tried
 from tuner_job.doctor.spread import spread_of, told
+from tuner_job.doctor.text import device_text, knobs_text
 from tuner_job.measure.summary import objective
 from tuner_job.model.digest import digest
 from tuner_job.model.inspect import inspect
@@ -149,25 +150,35 @@ class _Examination:
             end = self._child("describe", allow_shared=True)
         report = end.report
         if report is None or report.status != "ok" or report.device is None:
-            self._say("library", "failed", _reason(end))
-            absent = missing_gpu(self._machine) if self._wish.device_type == "GPU" else ""
-            self._say("device", "failed", absent or "not seen, since the library could not be used")
-            raise _Blocked("library")
+            self._nothing_told(end)
+        assert report is not None
+        assert report.device is not None
         self._described = report
         versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
         self._say("library", "confirmed", versions)
-        device = report.device
-        parts = (device.product, device.mig_profile, f"compute capability {device.compute_capability}", f"driver {device.driver}")
-        if device.type == "CPU":
-            parts = (device.product, f"{device.count} cores", device.compute_capability, f"kernel {device.driver}")
-        self._say("device", "confirmed", ", ".join(part for part in parts if part))
+        self._say("device", "confirmed", device_text(report.device))
         if busy and not self._wish.allow_shared:
             self._say("idle device", "failed", busy)
             raise _Blocked("idle device")
+        others = len(report.state.processes) if report.state else 0
         if report.state is None:
             self._say("idle device", "absent", "nothing tells what else uses this device")
+        elif others:
+            self._say("idle device", "confirmed", f"shared, as allowed: {_others(others)}")
         else:
-            self._say("idle device", "confirmed", f"shared, as allowed: {busy}" if busy else "no other process uses it")
+            self._say("idle device", "confirmed", "no other process uses it")
+
+    def _nothing_told(self, end: TrialEnd) -> NoReturn:
+        """Whether library or device is to blame, as far as it can be told."""
+        no_gpu = missing_gpu(self._machine) if self._wish.device_type == "GPU" else ""
+        if no_gpu and end.report is not None and not end.bad_input:
+            self._say("library", "untried", "it is here, but without a device it tells nothing")
+            self._say("device", "failed", f"{no_gpu} ({end.reason})")
+            raise _Blocked("device")
+        self._say("library", "failed", _reason(end))
+        if no_gpu:
+            self._say("device", "failed", no_gpu)
+        raise _Blocked("library")
 
     def _knob_list(self) -> None:
         assert self._described is not None
@@ -180,14 +191,7 @@ class _Examination:
         if facts.missing:
             self._say("knob list", "absent", facts.missing)
             return
-        known = f"the list of {facts.known}" if facts.known else "a list that trtfleet was not tested against"
-        if self._wish.family != "TensorRT":
-            known = "made for this device"
-        self._say(
-            "knob list",
-            "confirmed",
-            f"{facts.count} knobs, {facts.bounded} of them bounded, tuner {facts.tuner_version}, {facts.digest[:12]}: {known}",
-        )
+        self._say("knob list", "confirmed", knobs_text(facts, self._wish.family))
 
     def _refuses_strangers(self) -> None:
         """The real setter takes any text, so that trtfleet must refuse what is not in the list."""
@@ -381,6 +385,10 @@ class _Examination:
         for name in CHECKS:
             if name not in known:
                 self._say(name, "untried", why)
+
+
+def _others(count: int) -> str:
+    return "1 other process uses it" if count == 1 else f"{count} other processes use it"
 
 
 def _settings(candidate: Candidate) -> str:

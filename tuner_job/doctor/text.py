@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tuner_job.doctor.record import Check, DoctorRecord
+from tuner_job.api.measurement import Device
+from tuner_job.doctor.record import Check, DoctorRecord, KnobFacts
 
 MARKS = {"confirmed": "yes", "failed": "NO", "untried": "?", "absent": "-"}
 """How a line begins."""
@@ -24,3 +25,20 @@ def closing_lines(record: DoctorRecord) -> list[str]:
     if left:
         lines.append(f"not confirmed: {', '.join(left)}")
     return lines
+
+
+def device_text(device: Device) -> str:
+    if device.type == "CPU":
+        parts = (device.product, f"{device.count} cores", device.compute_capability, f"kernel {device.driver}")
+    else:
+        capability = f"compute capability {device.compute_capability}"
+        parts = (device.product, device.mig_profile, capability, f"driver {device.driver}")
+    return ", ".join(part for part in parts if part)
+
+
+def knobs_text(facts: KnobFacts, family: str) -> str:
+    known = f"the list of {facts.known}" if facts.known else "a list that trtfleet was not tested against"
+    if family != "TensorRT":
+        known = "made for this device"  # trtfleet lists ONNX Runtime's options itself
+    bounded = f"{facts.bounded} of them bounded"
+    return f"{facts.count} knobs, {bounded}, tuner {facts.tuner_version}, {facts.digest[:12]}: {known}"
