@@ -111,14 +111,24 @@ def test_reasons_are_asked_by_their_older_name_where_the_driver_has_no_newer(gpu
     )  # fmt: skip
 
 
-def test_a_slice_has_its_own_name_and_number_and_the_clocks_of_the_whole(gpu: Process):
+@pytest.mark.parametrize("hidden", [0, 1], ids=["the driver names the slice", "the driver names the whole"])
+def test_a_slice_has_its_own_name_memory_and_processes_and_the_clocks_of_the_whole(gpu: Process, hidden):
+    whole = ["product = NVIDIA H200", "process = 7 1048576", "memory_used = 9999"]
+    part = [
+        "mig = 1g.18gb",
+        "mig_uuid = MIG-99999999-0000-0000-0000-00000000abcd",
+        "mig_process = 8 2048",
+        "mig_memory_used = 4096",
+    ]
     told = gpu.tell(
         "tell(device=json.loads(nvml.identify().to_json()), state=json.loads(nvml.state().to_json()))",
-        [*LINES, "product = NVIDIA H200", "mig = 1g.18gb", "mig_uuid = MIG-99999999-0000-0000-0000-000000000000"],
+        [*LINES, *whole, *part, f"mig_hidden = {hidden}"],
     )
     assert (told["device"]["product"], told["device"]["migProfile"]) == ("NVIDIA H200", "1g.18gb")
-    assert told["state"]["uuid"].startswith("MIG-9999")
-    assert told["state"]["smClockMhz"] == 1200
+    state = DeviceState.model_validate(told["state"])
+    assert state.uuid == "MIG-99999999-0000-0000-0000-00000000abcd"
+    assert state.processes == (GpuProcess(pid=8, memory_bytes=2048),)
+    assert (state.memory_used_bytes, state.utilization_percent, state.sm_clock_mhz) == (4096, None, 1200)
 
 
 def test_a_device_that_nvml_does_not_know_by_number_is_found_on_its_bus(gpu: Process):

@@ -250,6 +250,7 @@ CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device) {
     BEGIN(cuDeviceGetUuid);
     (void)device;
     const char *text = fact("uuid", "GPU-5a1d0000-0000-4000-8000-00000000cafe");
+    if (fact("mig", "")[0] && !number("mig_hidden", 0)) text = fact("mig_uuid", "MIG-5a1d0000-0000-5000-8000-00000000cafe");
     int digits = 0;
     for (text += 4; *text && digits < 32; text++) {
         int value = *text >= 'a' ? *text - 'a' + 10 : *text - '0';

@@ -94,7 +94,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     BEGIN(nvmlDeviceGetHandleByUUID);
     if (!strncmp(uuid, "MIG-", 4)) {
         *device = &slice;
-        return fact("mig", "")[0] ? SUCCESS : NOT_FOUND;
+        return fact("mig", "")[0] && !strcmp(uuid, fact("mig_uuid", "MIG-5a1d0000-0000-5000-8000-00000000cafe")) ? SUCCESS : NOT_FOUND;
     }
     *device = &gpu;
     const char *own = fact("uuid", "GPU-5a1d0000-0000-4000-8000-00000000cafe");
@@ -218,18 +218,18 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *mas
 typedef struct { unsigned gpu, memory; } Utilization;
 int nvmlDeviceGetUtilizationRates(void *device, Utilization *rates) {
     BEGIN(nvmlDeviceGetUtilizationRates);
-    (void)device;
+    if (device == &slice) return NOT_SUPPORTED;
     told(&rates->gpu, "utilization", 0);
     return told(&rates->memory, "memory_utilization", 0);
 }
 
 static unsigned long long total(void) { return number("memory_total", 48ULL << 30); }
+static unsigned long long taken(void *device) { return number(device == &slice ? "mig_memory_used" : "memory_used", 0); }
 
 typedef struct { unsigned long long total, free, used; } Memory;
 int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
     BEGIN(nvmlDeviceGetMemoryInfo);
-    (void)device;
-    unsigned long long used = number("memory_used", 0);
+    unsigned long long used = taken(device);
     *memory = (Memory){total(), total() - used, used};
     return SUCCESS;
 }
@@ -237,8 +237,7 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
 int nvmlDeviceGetMemoryInfo_v2(void *device, Memory2 *memory) {
     BEGIN(nvmlDeviceGetMemoryInfo);
-    (void)device;
-    unsigned long long used = number("memory_used", 0);
+    unsigned long long used = taken(device);
     *memory = (Memory2){memory->version, total(), 0, total() - used, used};
     return SUCCESS;
 }
@@ -257,8 +256,7 @@ static int processes(const char *function, const char *kind, unsigned *count, Pr
     return there > fits ? INSUFFICIENT_SIZE : SUCCESS;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *found) {
-    (void)device;
-    return processes("nvmlDeviceGetComputeRunningProcesses", "process", count, found);
+    return processes("nvmlDeviceGetComputeRunningProcesses", device == &slice ? "mig_process" : "process", count, found);
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *found) {
     (void)device;
@@ -269,7 +267,8 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, Pr
     return processes("nvmlDeviceGetMPSComputeRunningProcesses", "mps_process", count, found);
 }
 
-/* MIG: `mig = 1g.12gb` makes one instance. */
+/* MIG: `mig = 1g.12gb` makes one instance, with a `mig_uuid`, `mig_memory_used` and `mig_process`es of its own. The CUDA driver gives
+   its number, or with `mig_hidden = 1` that of the whole GPU. */
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending) {
     BEGIN(nvmlDeviceGetMigMode);
     (void)device;
