@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 from tuner_job.api.base import InputError
 from tuner_job.api.measurement import BuilderSetting, Device, DeviceState
 from tuner_job.backends import nvml
-from tuner_job.backends.cuda import driver
 from tuner_job.backends.protocol import BadModel, BuildOrder, Engine
 from tuner_job.backends.tensorrt import settings
 from tuner_job.backends.tensorrt.build import build_engine
@@ -52,14 +51,7 @@ class TensorRTBackend:
             from tuner_job.backends.onnxruntime.identity import identify
 
             return identify("CPU")
-        known = nvml.nvml()
-        return Device(
-            type="GPU",
-            product=known.product(),
-            mig_profile=known.mig_profile(),
-            compute_capability=driver().compute_capability(),
-            driver=known.driver(),
-        )
+        return nvml.identify()
 
     def load_plugins(self, paths: Sequence[Path]) -> None:
         """TensorRT's own plugins, then the given libraries. Raises BadModel that names the file."""
