@@ -65,6 +65,15 @@ def _sleep(seconds: float) -> bool:
     return False
 
 
+def batch_room(sizes: Sequence[int], free: int, state: DeviceState | None) -> int:
+    """How many engines, of so many bytes each, may be loaded at once: as many as fit in half of the `free` bytes of the host, and
+    of a GPU as its `state` says; at least three, so that both sides are in each batch."""
+    if state is not None and state.memory_total_bytes is not None:
+        free = min(free, state.memory_total_bytes - (state.memory_used_bytes or 0))
+    largest = max(max(ENGINE_FLOOR, ENGINE_MEMORY * size) for size in sizes)
+    return max(3, int(free / 2 // largest))
+
+
 class TimingFailed(BaselineFailed):
     """Engines that passed their checks could not be timed together."""
 
@@ -104,6 +113,7 @@ class Final:
         self._wait = wait
         self._rng = np.random.default_rng([space.run.seed, plan.round])
         self._states: list[DeviceState] = []
+        self._before_build: DeviceState | None = None
 
     def verdict(self) -> VerdictRecord:
         """Build, check, time, decide, and store the blobs that the verdict names. Raises Stopped, BaselineFailed."""
@@ -183,6 +193,7 @@ class Final:
                 )
             reason = "AccuracyFailedInFinal" if end.outcome is Outcome.INVALID_OUTPUT else "BuildFailedInFinal"
             return _Lost(reason, f"build {name} ended {end.outcome} in {end.phase}: {end.reason}")
+        self._before_build = report.state
         accuracy = self._inputs.accuracy
         passed, why = judge(report.losses, accuracy.metric, accuracy.threshold)
         if not passed:
@@ -227,10 +238,9 @@ class Final:
         return end
 
     def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:
-        """Shuffled batches that fit in half of the free memory, candidate and default builds mixed alike."""
-        largest = max(max(ENGINE_FLOOR, ENGINE_MEMORY * b.engine.size) for b in builds)
+        """Shuffled batches that fit in the free memory, candidate and default builds mixed alike."""
         free = min(psutil.virtual_memory().available, self._space.limits.memory_bytes or sys.maxsize)  # a container has less
-        room = max(3, int(free / 2 // largest))
+        room = batch_room([b.engine.size for b in builds], free, self._before_build)
         count = -(-len(builds) // room)
         batches: list[list[_Build]] = [[] for _ in range(count)]
         for side in ("candidate-", "baseline-"):
