@@ -50,8 +50,8 @@ from tuner_job.backends import cuda, nvml  # noqa: E402
 from tuner_job.backends.onnxruntime import OnnxRuntimeBackend  # noqa: E402
 from tuner_job.backends.onnxruntime.knobs import knobs  # noqa: E402
 from tuner_job.backends.onnxruntime.profile import BLOCKING  # noqa: E402
-from tuner_job.backends.preflight import IDLE_MEMORY, busy  # noqa: E402
-from tuner_job.backends.protocol import BuildOrder, BuildRefused  # noqa: E402
+from tuner_job.backends.preflight import IDLE_MEMORY, await_idle, busy  # noqa: E402
+from tuner_job.backends.protocol import BuildOrder, BuildRefused, DeviceBusy  # noqa: E402
 
 
 def main() -> int:
@@ -71,9 +71,11 @@ def main() -> int:
     began = time.monotonic()
     backend = OnnxRuntimeBackend("GPU")
     problems: list[str] = []
-    report: dict[str, Any] = {"before": nvml.state().model_dump(mode="json"), "busy before": busy(nvml.state())}
-    if report["busy before"]:
-        problems.append(f"before this process had a context the device {report['busy before']}")
+    report: dict[str, Any] = {"first look": nvml.state().model_dump(mode="json")}
+    try:
+        report["idle after seconds"] = round(time.monotonic() - began, 3) if await_idle(nvml.state) else None
+    except DeviceBusy as error:
+        problems.append(f"before this process had a context: {error}")
     report |= {"device": backend.identify().model_dump(), "versions": backend.versions(), "models": {}}
     report["driver"] = check_driver(problems)
     report["seen by another process"] = check_busy(problems)
@@ -235,9 +237,9 @@ class Smoke:
                 return {"failed": True}
             told[waits] = json.loads(done.stdout)
         nodes = told["1"]["nodes"]
-        if not nodes or not all(node["seconds"] for node in nodes):
+        if not nodes or any(node["seconds"] is None for node in nodes):
             self._wrong("", "profile: nodes without a time though launches wait")
-        if not told["0"]["clock"] and any(node["seconds"] for node in told["0"]["nodes"]):
+        if not told["0"]["clock"] and any(node["seconds"] is not None for node in told["0"]["nodes"]):
             self._wrong("", "profile: times without a clock")
         top = sorted(nodes, key=lambda node: -(node["seconds"] or 0))[:5]
         return {"clock": told["1"]["clock"], "clock without waiting": told["0"]["clock"], "count": len(nodes), "top": top}
