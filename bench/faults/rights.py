@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chart_rights import CLUSTER, JOBS, OWN
 from rig.kube.control_plane import Object
@@ -24,8 +24,10 @@ class Rights:
     """`verb what` → how often."""
     not_granted: list[str]
     refused: list[str]
-    """Requests that the API server answered with 401 or 403."""
+    """Requests that the API server answered with 401 or 403, once it was ready."""
     never_asked: list[str]
+    refused_early: list[str] = field(default_factory=list)
+    """The same while it was starting: it has not read the roles yet, and refuses what they grant."""
 
 
 def together(first: Rights, second: Rights) -> Rights:
@@ -36,13 +38,15 @@ def together(first: Rights, second: Rights) -> Rights:
         sorted({*first.not_granted, *second.not_granted}),
         sorted({*first.refused, *second.refused}),
         sorted({*first.never_asked} & {*second.never_asked}),
+        sorted({*first.refused_early, *second.refused_early}),
     )
 
 
 def rights(world: World) -> Rights:
     """Of all requests in the audit log so far."""
     asked: Counter[str] = Counter()
-    not_granted, refused = set(), set()
+    not_granted: set[str] = set()
+    refused: dict[bool, set[str]] = {True: set(), False: set()}
     granted = {_text(grant) for grant in JOBS | CLUSTER | OWN}
     for request in world.cluster.plane.requests():
         if request.user not in (OPERATOR, SECOND_OPERATOR) or not request.resource:
@@ -52,8 +56,11 @@ def rights(world: World) -> Rights:
         if text not in granted:
             not_granted.add(text)
         if request.code in (401, 403):
-            refused.add(f"{text} {request.namespace}/{request.name}: {request.code}")
-    return Rights(dict(sorted(asked.items())), sorted(not_granted), sorted(refused), sorted(granted - set(asked)))
+            early = any(start <= request.at <= ready for start, ready in world.cluster.plane.starts)
+            when = "" if early else f" at {request.at}"
+            refused[early].add(f"{text} {request.namespace}/{request.name}: {request.code} {request.why}{when}".strip())
+    unused = sorted(granted - set(asked))
+    return Rights(dict(sorted(asked.items())), sorted(not_granted), sorted(refused[False]), unused, sorted(refused[True]))
 
 
 def _text(grant: Grant) -> str:

@@ -127,6 +127,7 @@ class Summary:
             f"{len(asked.refused)} refused by the API server.",
             *(f"- not granted: {each}" for each in asked.not_granted),
             *(f"- refused: {each}" for each in asked.refused),
+            *(f"- refused by an API server that was starting (it knows no roles yet): {each}" for each in asked.refused_early),
             *("", "| asked for | times |", "|---|---|"),
             *(f"| {what} | {count} |" for what, count in asked.asked.items()),
             "",

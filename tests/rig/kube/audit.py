@@ -44,6 +44,8 @@ class Request:
     at: str
     """RFC 3339, when it was received."""
     path: str
+    why: str = ""
+    """What the authorizer said."""
 
     @property
     def writes(self) -> bool:
@@ -82,4 +84,5 @@ def _request(event: dict[str, Any]) -> Request:
         agent=event.get("userAgent", ""),
         at=event["requestReceivedTimestamp"],
         path=event["requestURI"],
+        why=event.get("annotations", {}).get("authorization.k8s.io/reason", ""),
     )

@@ -6,7 +6,8 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class ControlPlane:
     """Folder with kubectl and the node's programs."""
     lose_nodes: bool
     """Whether nodes that do not report are marked and their pods evicted."""
+    starts: list[tuple[str, str]] = field(default_factory=list)
+    """When the API server was started and when it was ready, RFC 3339. In between it knows no roles yet and refuses."""
 
     @property
     def server(self) -> str:
@@ -115,6 +118,7 @@ class ControlPlane:
     def start_api(self) -> None:
         """Returns when it is ready."""
         pki = self.authority.folder
+        began = _now()
         process = self.machine.start(
             "kube-apiserver",
             self.binaries / "kube-apiserver",
@@ -142,6 +146,7 @@ class ControlPlane:
             "--profiling=false",
         )
         self._wait_until_ready(process)
+        self.starts.append((began, _now()))
 
     def _wait_until_ready(self, process: Process) -> None:
         def ready() -> bool:
@@ -194,6 +199,11 @@ class ControlPlane:
         self.machine.processes["etcd"].stop()
         self.start_etcd()
         self._wait_until_ready(self.machine.processes["kube-apiserver"])
+
+
+def _now() -> str:
+    """As the audit log writes times."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @contextmanager
