@@ -100,6 +100,24 @@ def test_all_settings_are_offered_with_what_leaving_them_away_means():
     assert all(setting.help for setting in OFFERED.values())
 
 
+def test_an_l2_limit_is_offered_up_to_what_the_device_has():
+    class OfDevice(Config):
+        @property
+        def l2_limit_for_tiling(self):
+            return self._l2
+
+        @l2_limit_for_tiling.setter
+        def l2_limit_for_tiling(self, size):
+            self._l2 = min(size, 60 << 20)
+
+    config = OfDevice()
+    limits = {setting.name: setting for setting in offered(MODULE, config)}
+    assert limits["l2LimitForTiling"].allowed == "a whole number from 0 to 62914560"
+    assert config.l2_limit_for_tiling == 0, "asking leaves no trace"
+    with pytest.raises(Unsupported, match="l2LimitForTiling: 62914561 is refused; the library keeps 62914560"):
+        apply(MODULE, config, {"l2LimitForTiling": "62914561"})
+
+
 def test_only_what_the_library_has_is_offered():
     config = SimpleNamespace(builder_optimization_level=3)
     assert [setting.name for setting in offered(SimpleNamespace(), config)] == ["optimizationLevel"]

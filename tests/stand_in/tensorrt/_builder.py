@@ -40,6 +40,10 @@ _RESIDUAL = 0.001
 """Standard deviation (log) of what differs from build to build and shows nowhere."""
 
 
+_L2_BYTES = 60 << 20
+"""An H200's, to which TensorRT 11.2.1.2 clips there."""
+
+
 class IProgressMonitor:
     """To be derived from."""
 
@@ -157,7 +161,7 @@ class IBuilderConfig(Speaker):
                 f"sizeInBytes {size} should not be negative value, IBuilderConfig::setL2LimitForTiling({size}) has no effect.",
             )
             return
-        self._l2 = size
+        self._l2 = min(size, _L2_BYTES)
 
     @property
     def avg_timing_iterations(self) -> int:

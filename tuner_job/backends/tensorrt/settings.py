@@ -29,7 +29,18 @@ class _Setting:
 
 def offered(module: Any, config: Any) -> tuple[BuilderSetting, ...]:
     """All that this config has."""
-    return tuple(setting.offered for setting in _settings(module, config))
+    return tuple(_as_kept(setting) for setting in _settings(module, config))
+
+
+def _as_kept(setting: _Setting) -> BuilderSetting:
+    """With the limit that the library itself keeps to: it clips the L2 limit to what the device has (60 MiB on an H200)."""
+    if setting.offered.name != "l2LimitForTiling":
+        return setting.offered
+    before = setting.get()
+    setting.set(str(setting.offered.high))
+    kept = int(setting.get())
+    setting.set(before)
+    return setting.offered.model_copy(update={"high": kept}) if kept > setting.offered.low else setting.offered
 
 
 def apply(module: Any, config: Any, wanted: Mapping[str, str]) -> None:
