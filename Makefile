@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator e2e e2e-faults clean
+.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator bench-tensorrt bench-rtx e2e e2e-faults clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -44,6 +44,12 @@ bench-aa: setup ## False winners: simulated and real A/A finals (about half an h
 
 bench-operator: setup ## 1,000 finished TuningJobs re-settle after a restart; prints seconds and memory (root)
 	$(PY) -m bench.operator.settle
+
+bench-tensorrt: setup ## A whole campaign over all 211 knobs of a scripted TensorRT (about five minutes)
+	$(PY) -m bench.tensorrt_scripted
+
+bench-rtx: setup ## Real TensorRT-RTX builds every example under every builder setting; no GPU needed
+	$(PY) -m bench.tensorrt_rtx
 
 lock: ## Lock dependencies again (needs uv on PATH)
 	scripts/lock
