@@ -4,29 +4,29 @@
 
 Configurations come in random order. Builds with their accuracy checks run first, several at a time, each in its own child. Then
 engines are timed in batches, one process each and nothing else on the device: a batch holds the default engine as well, and
-its sessions are interleaved. When time is short, sessions are cut before configurations. The file's format: bench/h200/README.md.
+its sessions are interleaved. When time is short, sessions are cut before configurations. What that leaves out, `--without` the
+recordings so far goes on with; bench.h200.recordings makes one of them all. The file's format: bench/h200/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import itertools
-import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.h200.lab import Lab, open_lab, phase_limits
+from bench.h200.recordings import BASE, Document, held, read, same, summary, write
 from tuner_job.accuracy.gate import judge
+from tuner_job.api.base import InputError
 from tuner_job.api.child import ENGINE_FILE, MeasureSettings
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.outcome import Outcome
@@ -35,7 +35,6 @@ from tuner_job.measure.samples import unpack
 from tuner_job.search.space import Flip, Space
 from tuner_job.trial.supervisor import Supervisor, TrialEnd
 
-BASE = "baseline"
 BATCH = 10
 SESSIONS = 4
 """Wanted per engine; fewer when time is short."""
@@ -195,14 +194,36 @@ def _thin(seconds: np.ndarray) -> list[float]:
     return [round(float(value) * 1e6, 2) for value in kept]
 
 
-def record(job: Path, device: str, output: Path, budget: float, builders: int, limit: int | None) -> dict[str, object]:
+def shuffled(space: Space, known: Collection[str]) -> list[dict[str, str]]:
+    """The product less the candidates in `known`: the default first, then in the order that every recording keeps."""
+    whole = product(space)
+    order = [whole[i] for i in (0, *(1 + np.random.default_rng(0).permutation(len(whole) - 1)))]
+    return [config for config in order if space.candidate(Flip(*item) for item in config.items()).id not in known]
+
+
+def record(
+    job: Path, device: str, output: Path, budget: float, builders: int, limit: int | None, without: Sequence[Path] = ()
+) -> Document:
+    """`without`: recordings of the same landscape; raises InputError for others."""
+    earlier = {path: read(path) for path in without}
     began = time.monotonic()
     ends = began + budget - 8.0  # for leaving and writing
     with open_lab(job, "GPU" if device == "GPU" else "CPU") as lab:
         space = space_of(lab.inputs, lab.knobs)
-        whole = product(space)
-        order = [0, *(1 + np.random.default_rng(0).permutation(len(whole) - 1))][:limit]
-        configs = [whole[i] for i in order]
+        values = _values(space)
+        document: Document = {
+            "model": job.stem,
+            "device": lab.device.model_dump(),
+            "versions": dict(lab.versions),
+            "accuracy": lab.inputs.accuracy.model_dump(mode="json"),
+            "protocol": MEASURE.model_dump() | {"batch": BATCH, "samples_kept": SAMPLES, "builders": builders},
+            "knobs": values,
+            "default": {dimension: listed[0] for dimension, listed in values.items()},
+            "product": len(product(space)),
+        }
+        for path, one in earlier.items():
+            same(document, one, path)
+        configs = shuffled(space, {name for one in earlier.values() for name in held(one)})[:limit]
         base = lab.space.root / "default"
         end = lab.build(BASELINE, base, phase_limits(60.0))
         if end.outcome is not Outcome.FEASIBLE:
@@ -212,15 +233,7 @@ def record(job: Path, device: str, output: Path, budget: float, builders: int, l
         timing = Timing(lab, base / ENGINE_FILE, began, ends)
         usable = [row for _, row in sorted(rows.items()) if row.path and row.candidate != BASELINE]
         timings = timing.run(usable)
-        document: dict[str, object] = {
-            "model": job.stem,
-            "device": lab.device.model_dump(),
-            "versions": dict(lab.versions),
-            "accuracy": lab.inputs.accuracy.model_dump(mode="json"),
-            "protocol": MEASURE.model_dump() | {"batch": BATCH, "samples_kept": SAMPLES, "builders": builders},
-            "knobs": _values(space),
-            "default": {dimension: values[0] for dimension, values in _values(space).items()},
-            "product": len(whole),
+        document |= {
             "built": len(rows),
             "built_seconds": round(built_at, 1),
             "seconds": round(time.monotonic() - began, 1),
@@ -228,9 +241,7 @@ def record(job: Path, device: str, output: Path, budget: float, builders: int, l
             "rows": [_plain(row) for _, row in sorted(rows.items())],
             "timings": timings,
         }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(output.with_name(f"{output.name}.json.gz"), "wt", compresslevel=9) as file:
-        json.dump(document, file, separators=(",", ":"))
+    write(document, output.with_name(f"{output.name}.json.gz"))
     return document
 
 
@@ -260,33 +271,6 @@ def _plain(row: Row) -> dict[str, object]:
     }
 
 
-def summary(document: Mapping[str, Any]) -> str:
-    rows, timings = document["rows"], document["timings"]
-    outcomes: dict[str, int] = {}
-    for row in rows:
-        outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + 1
-    default = {one["batch"]: _median(one) for one in timings if one["id"] == BASE}
-    ratios = {one["id"]: _median(one) / default[one["batch"]] for one in timings if one["id"] != BASE and one["batch"] in default}
-    best = sorted(
-        (ratio, row["variant"], row["route"]) for row in rows if (ratio := ratios.get(row["id"])) and row["outcome"] == "feasible"
-    )
-    defaults = list(default.values())
-    return "\n".join(
-        (
-            f"{document['model']}: {document['built']} of {document['product']} built in {document['built_seconds']} s, "
-            f"{len(ratios)} timed, {document['seconds']} s in all; outcomes {outcomes}",
-            f"default: {np.median(defaults):.1f} us over {len(defaults)} batches, sd of log {np.std(np.log(defaults)):.2%}",
-            *(f"{1 / ratio:.2f}x {variant} {route}" for ratio, variant, route in best[:5]),
-            *(f"slowest: {1 / ratio:.2f}x {variant} {route}" for ratio, variant, route in best[-1:]),
-        )
-    )
-
-
-def _median(one: Mapping[str, Any]) -> float:
-    """Over the sessions of the first shape case, in microseconds."""
-    return float(np.median([np.median(session) for session in one["sessions"][0]]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path)
@@ -295,8 +279,14 @@ def main() -> None:
     parser.add_argument("--budget-seconds", type=float, default=280.0)
     parser.add_argument("--builders", type=int, default=6, help="children that build at the same time")
     parser.add_argument("--limit", type=int, help="so many configurations, for a rehearsal")
+    parser.add_argument("--without", type=Path, nargs="*", default=[], help="recordings whose configurations are left out")
     options = parser.parse_args()
-    document = record(options.job, options.device, options.output, options.budget_seconds, options.builders, options.limit)
+    try:
+        document = record(
+            options.job, options.device, options.output, options.budget_seconds, options.builders, options.limit, options.without
+        )
+    except InputError as error:
+        raise SystemExit(f"landscape: {error}") from None
     print(summary(document), file=sys.stderr)
 
 

@@ -2,7 +2,7 @@
 # What bench/results/h200 was made with, on a machine with an NVIDIA GPU, Python packages of pyproject.toml and onnxruntime-gpu:
 #   bench/h200/run.sh smoke OUTPUT_FOLDER [SECONDS]             the onnxruntime backend's GPU path
 #   bench/h200/run.sh campaign JOB OUTPUT_FOLDER [SECONDS] …    trtfleet run on bench/h200/JOB.yaml; further arguments are its own
-#   bench/h200/run.sh landscape|noise JOB OUTPUT_FOLDER [SECONDS]
+#   bench/h200/run.sh landscape|noise JOB OUTPUT_FOLDER [SECONDS] …   landscape … --without RECORDING goes on with it
 #   bench/h200/run.sh aa JOB OUTPUT_FOLDER [SECONDS]            real A/A finals; goes on with a series in OUTPUT_FOLDER
 #   bench/h200/run.sh tensorrt OUTPUT_FOLDER LIBRARIES          the real TensorRT: bench/h200/tensorrt_api.py
 # GPU=1 names the device and CORES=0-15 the processor cores of one of several that run at once; DEVICE=CPU rehearses without a GPU.
@@ -44,10 +44,10 @@ campaign)
     exit $code ;;
 landscape)
     run python3 -m bench.h200.landscape "${JOBS:-bench/h200}/landscape-$job.yaml" --device "$device" --output "$out/landscape-$job" \
-        --budget-seconds "$seconds" ;;
+        --budget-seconds "$seconds" "${@:3}" ;;
 noise)
     run python3 -m bench.h200.noise "${JOBS:-bench/h200}/$job.yaml" --device "$device" --output "$out/noise-$job" \
-        --budget-seconds "$seconds" ;;
+        --budget-seconds "$seconds" "${@:3}" ;;
 aa)
     run python3 -m bench.aa real --job "${JOBS:-bench/h200}/$job.yaml" --device "$device" --budget-seconds "$seconds" \
         --output "$out/aa-real-$job-${device,,}" ;;
