@@ -1,15 +1,18 @@
-"""Worker overhead of finished runs: which share of a shard's wall time was neither build nor measurement.
+"""Worker overhead of finished runs: which share of a worker's time was neither build nor measurement.
 
     python -m bench.overhead STORE_FOLDER [STORE_FOLDER …]
 
-A shard's wall time runs from the first claim of a worker in explore to its last result, by the times of the records' files (which
-tar and `cp -p` keep; the times inside the records are whole seconds, for people). Inside it:
+A worker's results tell its whole time, from the start of its process to its last result (`ResultRecord.seconds`):
 
     work       phases build, load, check and measure of its trials, and the worker's own default timings (controls)
     start      a child's start that no spare child hid: process, imports, device
-    between    the rest of a trial's wall time (hand-over, clean-up) and all between trials: store, planning, folding, waits
+    prepared   before its first trial: process, import, describing the device, fetching model and references
+    store      between trials: results, claims, plans, the ledger
+    rest       of a trial's wall time: hand-over, clean-up, tries that were repeated
+    waiting    for trials in other hands: a round ends when its last trial does
 
-Overhead is start + between. Trials taken from the ledger count as nothing but the time they took.
+Overhead is all but work. Waiting grows with the length of trials and shrinks with the size of rounds; the others do neither, so
+what they are of trials of 15 seconds is told as well. Trials that were taken from the ledger count nothing.
 """
 
 from __future__ import annotations
@@ -19,62 +22,99 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tuner_job.api.base import InputError
 
 WORK = ("build", "load", "check", "measure")
+LONG_TRIAL = 15.0
+"""Seconds."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One worker's part in the explore rounds of a run."""
+    """One worker's part in the explore rounds of a run; seconds."""
 
     run: str
     worker: str
     trials: int
     wall: float
-    """Seconds."""
     work: float
     start: float
+    prepared: float
+    store: float
+    rest: float
+    waiting: float
+
+    @property
+    def fixed(self) -> float:
+        """What does not depend on how long trials are."""
+        return self.start + self.prepared + self.store + self.rest
 
     @property
     def overhead(self) -> float:
         """Share of the wall time."""
-        return max(0.0, 1 - self.work / self.wall) if self.wall > 0 else 0.0
+        return 1 - self.work / self.wall
+
+    @property
+    def of_long_trials(self) -> float:
+        """Overhead of trials of 15 seconds, without waiting."""
+        return self.fixed / (self.trials * LONG_TRIAL)
 
 
 def shards(store: Path) -> Iterator[Shard]:
-    """Every worker of every run in a store's folder (`file://` stores; unpacked records of another)."""
+    """Every worker of every run in a store's folder (`file://` stores; unpacked records of another).
+
+    Raises InputError for results that do not tell what is between trials.
+    """
     for run in sorted((store / "runs").iterdir()):
-        trials = [(path, json.loads(path.read_bytes())) for path in sorted(run.glob("trials/[0-9]*/result.json"))]
-        for worker in sorted({result["workerId"] for _, result in trials}):
-            own = [(path, result) for path, result in trials if result["workerId"] == worker and not result.get("cached")]
-            if not own:
-                continue
-            began = min((path.parent / f"try-{result['tries']}.json").stat().st_mtime for path, result in own)
-            ended = max(path.stat().st_mtime for path, _ in own)
-            seconds = [result["seconds"] for _, result in own]
-            yield Shard(
-                run=run.name,
-                worker=own[0][1]["worker"],
-                trials=len(own),
-                wall=ended - began,
-                work=sum(one.get(phase, 0.0) for one in seconds for phase in WORK) + sum(s.get("controls", 0.0) for s in seconds),
-                start=sum(one.get("start", 0.0) for one in seconds),
-            )
+        own: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted(run.glob("trials/[0-9]*/result.json")):
+            result = json.loads(path.read_bytes())
+            if "waited" in result["seconds"]:
+                own.setdefault(result["workerId"], []).append(result)
+            elif not result.get("cached"):
+                raise InputError(f"{path}: does not tell what its worker spent between trials; it is from an older version")
+        for results in own.values():
+            yield _shard(run.name, results)
+
+
+def _shard(run: str, results: list[dict[str, Any]]) -> Shard:
+    def total(*names: str) -> float:
+        return sum(float(one["seconds"].get(name, 0.0)) for one in results for name in names)
+
+    return Shard(
+        run=run,
+        worker=results[0]["worker"],
+        trials=len(results),
+        wall=total("total", "controls", "prepared", "between", "waited"),
+        work=total(*WORK, "controls"),
+        start=total("start"),
+        prepared=total("prepared"),
+        store=total("between"),
+        rest=total("total") - total(*WORK, "start"),
+        waiting=total("waited"),
+    )
 
 
 def table(found: list[Shard]) -> str:
     lines = [
-        "| run | worker | trials | wall s | s per trial | work | child start | between | overhead |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| run | worker | trials | wall s | s per trial | work | child start | prepared | store | rest | waiting | overhead "
+        f"| of {LONG_TRIAL:.0f}-second trials, without waiting |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
-        between = max(0.0, one.wall - one.work - one.start)
+        parts = (one.work, one.start, one.prepared, one.store, one.rest, one.waiting)
         lines.append(
-            f"| {one.run} | {one.worker} | {one.trials} | {one.wall:.1f} | {one.wall / max(1, one.trials):.2f} "
-            f"| {one.work / one.wall:.1%} | {one.start / one.wall:.1%} | {between / one.wall:.1%} | **{one.overhead:.1%}** |"
+            f"| {one.run} | {one.worker} | {one.trials} | {one.wall:.1f} | {one.wall / one.trials:.2f} | "
+            + "".join(f"{part / one.wall:.1%} | " for part in parts)
+            + f"**{one.overhead:.1%}** | {one.of_long_trials:.1%} |"
         )
-    wall, work = sum(one.wall for one in found), sum(one.work for one in found)
-    lines.append(f"\nAll shards together: {1 - work / wall:.1%} of {wall:.0f} s." if wall else "\nNo shard.")
+    wall = sum(one.wall for one in found)
+    work, waiting = sum(one.work for one in found), sum(one.waiting for one in found)
+    lines.append(
+        f"\nAll together: {1 - work / wall:.1%} of {wall:.0f} s, waiting {waiting / wall:.1%}." if wall else "\nNo trial."
+    )
     return "\n".join(lines)
 
 
@@ -82,7 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stores", type=Path, nargs="+", help="folder of a store: <--folder of trtfleet run>/store")
     options = parser.parse_args()
-    print(table([one for store in options.stores for one in shards(store)]))
+    try:
+        print(table([one for store in options.stores for one in shards(store)]))
+    except (InputError, OSError) as error:
+        raise SystemExit(f"overhead: {error}") from None
 
 
 if __name__ == "__main__":
