@@ -18,7 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -146,15 +146,24 @@ class Final:
     true_gain: float
     engine_gain: float
     """True gain of the published bytes over the true median of the default builds."""
+    regret: float
+    """True latency of the published bytes over that of the fastest build measured, less 1."""
+    logs: Floats = field(compare=False)
+    """Log of each session over SECOND, [build, session] in the order of time; the candidate's builds first."""
 
 
-def simulate(noise: Noise, true_gain: float, min_improvement: float, seed: int) -> Final:
-    """Pilot → plan → sessions in random interleaved order → decision."""
+def simulate(noise: Noise, true_gain: float, min_improvement: float, seed: int, size: tuple[int, int] | None = None) -> Final:
+    """Pilot → plan → sessions in random interleaved order → decision.
+
+    `size`: builds of the candidate and sessions per build, whatever the plan says.
+    """
     rng = np.random.default_rng(seed)
     pilot = noise.builds(rng, PILOT_BUILDS)[:, None] + noise.sessions(rng, PILOT_BUILDS * PILOT_SESSIONS).reshape(
         PILOT_BUILDS, -1
     )
     plan = design(components(list(pilot)), MeasureSettings(), min_improvement)
+    if size is not None:
+        plan = replace(plan, repeats=size[0], baseline_repeats=2 * size[0], sessions=size[1])
     count = plan.repeats + plan.baseline_repeats
     effects = noise.builds(rng, count)
     effects[: plan.repeats] = effects[: plan.repeats] * noise.candidate_spread + math.log1p(-true_gain)
@@ -162,9 +171,11 @@ def simulate(noise: Noise, true_gain: float, min_improvement: float, seed: int) 
     disturbance = noise.sessions(rng, order.size).reshape(order.shape)
     names = [f"candidate-{k}" for k in range(plan.repeats)] + [f"baseline-{k}" for k in range(plan.baseline_repeats)]
     builds: dict[str, list[Session]] = {name: [] for name in names}
+    logs = np.empty((count, plan.sessions))
     for turn, row in enumerate(order):
         for place, which in enumerate(row):
-            value = SECOND * math.exp(effects[which] + disturbance[turn, place])
+            logs[which, turn] = effects[which] + disturbance[turn, place]
+            value = SECOND * math.exp(logs[which, turn])
             builds[names[which]].append(Session(at=float(turn * count + place), median=value, mean=value, count=1, samples=""))
     decision = decide(
         {name: [sessions] for name, sessions in builds.items()},
@@ -175,8 +186,15 @@ def simulate(noise: Noise, true_gain: float, min_improvement: float, seed: int) 
         min_improvement=min_improvement,
         seed=seed,
     )
-    ratio = effects[names.index(decision.published)] - np.median(effects[plan.repeats :])
-    return Final(plan, decision, true_gain, -math.expm1(ratio))
+    published = effects[names.index(decision.published)]
+    return Final(
+        plan=plan,
+        decision=decision,
+        true_gain=true_gain,
+        engine_gain=-math.expm1(published - np.median(effects[plan.repeats :])),
+        regret=math.expm1(published - effects.min()),
+        logs=logs,
+    )
 
 
 def trtexec_series(noise: Noise, seed: int, routes: int = ROUTES) -> float:
