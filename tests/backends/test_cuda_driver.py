@@ -17,7 +17,7 @@ tell(seen=[driver.compute_capability(), nvml.identify().product, nvml.state().uu
     )
     assert told["seen"][:2] == ["9.0", "NVIDIA H200"]
     assert told["seen"][2].startswith("GPU-")
-    assert told["use"] == "CudaError: cuDevicePrimaryCtxRetain failed: CUDA-capable device(s) is/are busy or unavailable (46)"
+    assert told["use"] == "NoDevice: cuDevicePrimaryCtxRetain failed: CUDA-capable device(s) is/are busy or unavailable (46)"
 
 
 def test_what_goes_to_the_device_comes_back(gpu: Process):

@@ -200,3 +200,17 @@ def test_a_machine_without_a_gpu_says_so(trials: Trials):
     end = trials.run("describe")
     assert end.outcome is not Outcome.FEASIBLE
     assert "no CUDA-capable device" in end.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "phase", "reason"),
+    [
+        ("product = none", Phase.START, "no CUDA-capable device"),
+        ("fail = cuDevicePrimaryCtxRetain 46", Phase.LOAD, "busy or unavailable"),
+    ],
+)
+def test_a_device_that_no_longer_answers_is_nobodys_fault(trials: Trials, device, phase, reason):
+    trials.script(device=[device])
+    end = trials.run(route=LIVE)
+    assert (end.outcome, end.phase, end.retriable) == (Outcome.INFRASTRUCTURE, phase, True), end.reason
+    assert reason in end.reason

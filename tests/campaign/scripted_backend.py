@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner_job.api.base import TrtfleetError
 from tuner_job.api.layers import Layer, LayerProfile
 from tuner_job.api.measurement import BuilderSetting, Device, DeviceState, GpuProcess
 from tuner_job.backends.protocol import BadModel
@@ -25,6 +26,7 @@ from tuner_job.routes.knobs import no_knobs
 HERE = Path(__file__).parent
 FACTS = "facts.json"
 NEIGHBOURS = "neighbours.json"
+LOST = "lost"
 GO = "go"
 KNOBS = {
     "tuner_version": "1",
@@ -59,6 +61,11 @@ def install(folder: Path, *, product: str = "Scripted", version: str = "1.0", ba
 def neighbours(folder: Path, *pids: int) -> None:
     """Other processes that use the device from now on."""
     (folder / NEIGHBOURS).write_text(json.dumps(pids))
+
+
+def lose_device(folder: Path) -> None:
+    """It answers no child from now on."""
+    (folder / LOST).touch()
 
 
 def noted(folder: Path, what: str) -> list[dict[str, Any]]:
@@ -145,6 +152,8 @@ class ScriptedBackend:
         self.name = self._facts["backend"]
 
     def state(self) -> DeviceState | None:
+        if (HERE / LOST).exists():
+            raise TrtfleetError("the driver finds no device")
         if not self._facts.get("gpu"):
             return None
         path = HERE / NEIGHBOURS

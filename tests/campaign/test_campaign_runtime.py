@@ -301,7 +301,16 @@ def test_a_worker_whose_device_is_busy_ends_with_that_reason(scene: Callable[...
     assert busy.value.reason == "DeviceBusy"
 
 
-def test_a_neighbour_that_comes_later_costs_one_trial_and_then_the_worker_ends(scene: Callable[..., Scene]) -> None:
+@pytest.mark.parametrize(
+    ("happens", "reason", "told"),
+    [
+        (lambda folder: scripted_backend.neighbours(folder, 4242), "DeviceBusy", "in use by process 4242"),
+        (scripted_backend.lose_device, "NoDevice", "the driver finds no device"),
+    ],
+)
+def test_a_device_that_fails_later_costs_one_trial_and_then_the_worker_ends(
+    scene: Callable[..., Scene], happens: Callable[[Path], None], reason: str, told: str
+) -> None:
     here = scene()
     space = here.space(inputs(here.folder, settings={"speed": ("fast",)}))
     discovery = discover(space)
@@ -317,13 +326,14 @@ def test_a_neighbour_that_comes_later_costs_one_trial_and_then_the_worker_ends(s
         return runner.run(planned, claim, baseline)
 
     assert result(0).outcome is Outcome.FEASIBLE
-    scripted_backend.neighbours(here.backend, 4242)
+    happens(here.backend)
+    space.busy_seconds = 0.0
     spoilt = result(1)
     assert (spoilt.outcome, spoilt.tries) == (Outcome.INFRASTRUCTURE, 3)
-    assert "in use by process 4242" in spoilt.reason
-    with pytest.raises(BaselineFailed, match=r"cannot be timed: .*4242") as busy:
+    assert told in spoilt.reason
+    with pytest.raises(BaselineFailed, match=rf"cannot be timed: .*{told}") as ended:
         result(2)
-    assert busy.value.reason == "DeviceBusy"
+    assert ended.value.reason == reason
 
 
 def test_runs_of_one_identity_start_from_one_cache_and_a_rerun_from_its_own(scene: Callable[..., Scene]) -> None:

@@ -398,6 +398,13 @@ def test_records_of_the_ledger_that_cannot_be_used_cost_a_measurement_each(scene
     assert [(found.outcome, found.cached) for found in results if found] == [(Outcome.FEASIBLE, False)] * 4
 
 
+def test_a_worker_without_a_device_blames_its_machine_and_not_the_job(scene: Scene) -> None:
+    scripted_backend.lose_device(scene.backend)
+    code, end = scene.ended(scene.start("explore"))
+    assert (code, end["reason"]) == (WorkerExit.INTERNAL, "NoDevice")
+    assert "the driver finds no device" in end["message"]
+
+
 def test_a_worker_whose_environment_would_steer_its_builds_otherwise_says_so(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ class ChildRequest(Model):
     the supervisor moves to that place once the report is good. Empty: nothing is kept."""
 
 
-Failure = Literal["refused", "unsupported", "invalidInput", "outOfMemory", "failed", "busy"]
+Failure = Literal["refused", "unsupported", "invalidInput", "outOfMemory", "failed", "busy", "noDevice"]
 
 
 class ChildReport(Model):
@@ -167,7 +167,7 @@ class ChildReport(Model):
     status: Literal["ok", Failure]
     """`refused`: the builder returned nothing or said no; `invalidInput`: no candidate could work (bad model, shapes,
     references, backend); `failed`: an exception that the library raised while loading or running; `busy`: other processes use the
-    device."""
+    device; `noDevice`: it does not answer, and `describe` says so as `failed`."""
     phase: Phase = Phase.START
     """The phase that ended it, when not ok."""
     reason: str = ""

@@ -54,6 +54,7 @@ from tuner_job.backends.protocol import (
     Cancelled,
     DeviceBusy,
     Engine,
+    NoDevice,
     Tensors,
     Unsupported,
 )
@@ -94,10 +95,18 @@ def perform(request: ChildRequest, backend: Backend, progress: Progress) -> Chil
     """Do what is asked. Raises the protocol's exceptions, InputError, and whatever the library raises."""
     state: DeviceState | None = None
     if request.operation not in ("reference", "compile"):
-        state = backend.state() if request.measure.allow_shared else await_idle(backend.state)
+        state = _state(request, backend)
     if request.operation != "reference":
         backend.load_plugins([Path(path) for path in request.plugins])
     return _performed(request, backend, progress).model_copy(update={"state": state})
+
+
+def _state(request: ChildRequest, backend: Backend) -> DeviceState | None:
+    """Raises DeviceBusy, or NoDevice where nothing of the candidate has been touched yet, so it is not to blame."""
+    try:
+        return backend.state() if request.measure.allow_shared else await_idle(backend.state)
+    except TrtfleetError as error:
+        raise NoDevice(str(error)) from None
 
 
 def _performed(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
@@ -268,6 +277,8 @@ def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> Chil
         return ended("refused", str(error))
     except DeviceBusy as error:
         return ended("busy", str(error))
+    except NoDevice as error:
+        return ended("failed" if request.operation == "describe" else "noDevice", str(error))
     except Unsupported as error:
         return ended("unsupported", str(error))
     except (BadModel, InputError) as error:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner_job.api.base import TrtfleetError
+from tuner_job.backends.protocol import NoDevice
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -100,11 +101,14 @@ class Driver:
             getattr(self._lib, name)(handle)
 
     def use(self) -> None:
-        """Make the primary context current in this thread; the first call creates it."""
+        """Make the primary context current in this thread; the first call creates it. Raises NoDevice where that cannot be."""
         with self._lock:
             if self._context is None:
                 context = c_void_p()
-                self.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
+                try:
+                    self.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
+                except CudaError as error:
+                    raise NoDevice(str(error)) from None
                 self._context = context.value
         self.call("cuCtxSetCurrent", self._context)
 

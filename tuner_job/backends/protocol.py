@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tuner_job.api.base import TrtfleetError
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.layers import LayerProfile
 from tuner_job.api.measurement import BuilderSetting, Candidate, Device, DeviceState
@@ -32,6 +33,12 @@ class BadModel(Exception):
 
 class DeviceBusy(Exception):
     """Other processes use the device, so nothing measured now would be worth keeping."""
+
+
+class NoDevice(TrtfleetError):
+    """The device does not answer, whatever it is asked to run: no candidate is at fault."""
+
+    reason = "NoDevice"
 
 
 class Cancelled(Exception):

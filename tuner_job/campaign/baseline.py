@@ -10,7 +10,7 @@ from tuner_job.api.base import TrtfleetError
 from tuner_job.api.measurement import BASELINE, EngineFile
 from tuner_job.api.messages import Control, DiscoveryRecord
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign.workspace import Workspace, busy
+from tuner_job.campaign.workspace import Workspace, unusable
 from tuner_job.measure.controls import drifted
 
 TRIALS_PER_CONTROL = 4
@@ -42,7 +42,7 @@ class Baseline:
         """Take a control if one is due; after one that is off the others, the next is due at once.
 
         A control that fails on infrastructure is left out, not made up. Raises BaselineFailed where the default cannot be built,
-        and where others keep using the device: what is timed beside them is worth nothing.
+        where others keep using the device (what is timed beside them is worth nothing), and where it does not answer.
         """
         if self._since == 0:
             self._time()
@@ -74,7 +74,7 @@ class Baseline:
             control = Control(engine=engine.digest, timing=end.report.timings["baseline"])
             self._taken.append(control)
             self._recent.append(control)
-        elif reason := busy(end):
+        elif reason := unusable(end):
             raise BaselineFailed(f"this worker's default engine cannot be timed: {end.reason}", reason=reason)
 
     def _build(self) -> tuple[Path, EngineFile]:
@@ -91,7 +91,7 @@ class Baseline:
         )
         if end.outcome is not Outcome.FEASIBLE or end.report is None or end.report.engine is None:
             raise BaselineFailed(
-                f"this worker's default build ended {end.outcome} in {end.phase}: {end.reason}", reason=busy(end)
+                f"this worker's default build ended {end.outcome} in {end.phase}: {end.reason}", reason=unusable(end)
             )
         self._engine = (output / "engine", end.report.engine)
         return self._engine

@@ -22,7 +22,7 @@ from tuner_job.api.measurement import BASELINE, Device, Losses
 from tuner_job.api.messages import DiscoveryRecord, PilotBuild
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.rounds import space_of, start_with, strategy_of
-from tuner_job.campaign.workspace import TIMING_CACHE_BYTES, Workspace, busy
+from tuner_job.campaign.workspace import TIMING_CACHE_BYTES, Workspace, unusable
 from tuner_job.measure.constraints import P99
 from tuner_job.measure.fingerprints import fingerprints_hold
 from tuner_job.measure.summary import latency
@@ -49,6 +49,12 @@ class BaselineFails(InputError):
     """The unchanged model does not pass; nothing that is built from it could be trusted."""
 
     reason = "BaselineFails"
+
+
+class DeviceUnusable(InputError):
+    """The backend can do nothing on the device that is here, or there is none."""
+
+    reason = "DeviceUnusable"
 
 
 class DiscoveryFailed(TrtfleetError):
@@ -137,10 +143,10 @@ def _inspected(space: Workspace) -> tuple[ModelInfo, tuple[ShapeCase, ...]]:
 
 
 def describe(space: Workspace) -> tuple[Device, ChildReport]:
-    """The device that this worker has, with knob list and versions."""
+    """The device that this worker has, with knob list and versions. Raises DeviceUnusable where the backend cannot use it."""
     end = space.insist(space.request("describe", None))
     if end.outcome in (Outcome.CRASHED, Outcome.UNSUPPORTED) and end.report is not None:
-        raise InputError(f"device {space.run.inputs.device_type}: {end.reason}", reason="DeviceUnusable")
+        raise DeviceUnusable(f"device {space.run.inputs.device_type}: {end.reason}")
     report = good(end, "describing the device")
     for note in report.notes:
         log.info("note: %s", note)
@@ -289,6 +295,6 @@ def good(end: TrialEnd, what: str) -> ChildReport:
         return end.report
     if end.outcome is Outcome.INFRASTRUCTURE:
         raise DiscoveryFailed(
-            f"{what} ended in {end.phase} by a failure of the machine, each time: {end.reason}", reason=busy(end)
+            f"{what} ended in {end.phase} by a failure of the machine, each time: {end.reason}", reason=unusable(end)
         )
     raise BaselineFails(f"{what} ended {end.outcome} in {end.phase}: {end.reason}")

@@ -24,7 +24,7 @@ from tuner_job.campaign.baseline import BaselineFailed
 from tuner_job.campaign.explain import layers, shown
 from tuner_job.campaign.patience import Wait, patiently
 from tuner_job.campaign.rounds import FINAL_BUILDS, Fold, device_seconds
-from tuner_job.campaign.workspace import Workspace, busy
+from tuner_job.campaign.workspace import Workspace, unusable
 from tuner_job.measure.constraints import P99
 from tuner_job.measure.decision import Decision, decide
 from tuner_job.measure.final import FinalDesign, design
@@ -189,7 +189,7 @@ class Final:
         if end.outcome is not Outcome.FEASIBLE or report is None or report.engine is None or report.losses is None:
             if end.outcome is Outcome.INFRASTRUCTURE:
                 raise BaselineFailed(
-                    f"the final's {name} ended in {end.phase} by a failure of the machine: {end.reason}", reason=busy(end)
+                    f"the final's {name} ended in {end.phase} by a failure of the machine: {end.reason}", reason=unusable(end)
                 )
             reason = "AccuracyFailedInFinal" if end.outcome is Outcome.INVALID_OUTPUT else "BuildFailedInFinal"
             return _Lost(reason, f"build {name} ended {end.outcome} in {end.phase}: {end.reason}")
@@ -234,7 +234,7 @@ class Final:
         end = self._space.insist(request, self._space.limits_times(len(batch) + work))
         if end.outcome is not Outcome.FEASIBLE or end.report is None:
             failed = BaselineFailed if end.outcome is Outcome.INFRASTRUCTURE else TimingFailed
-            raise failed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}", reason=busy(end))
+            raise failed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}", reason=unusable(end))
         return end
 
     def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:

@@ -13,7 +13,7 @@ from tuner_job.api.messages import DISCOVER, FINAL, DiscoveryRecord, PlanRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
-from tuner_job.campaign.discover import describe, discover, require_runtime
+from tuner_job.campaign.discover import DeviceUnusable, describe, discover, require_runtime
 from tuner_job.campaign.explore import Explorer
 from tuner_job.campaign.final import Final
 from tuner_job.campaign.patience import Wait, created
@@ -133,7 +133,10 @@ def _prepared(post: Post) -> DiscoveryRecord:
     """Discovery, with its models and references here and the device checked against it."""
     discovery = _discovery(post)
     post.space.fetch_plugins()
-    device, described = describe(post.space)
+    try:
+        device, described = describe(post.space)
+    except DeviceUnusable as error:  # discover had a device, so it is this machine that is wrong, not the job
+        raise TrtfleetError(str(error), reason="NoDevice") from None
     require_runtime(post.reader.run.inputs.runtime, described.versions)
     if device != discovery.device:
         raise WrongDevice(

@@ -14,7 +14,7 @@ from tuner_job.api.measurement import Candidate, Losses
 from tuner_job.api.messages import Control, DiscoveryRecord, PlannedTrial, PreviousEnd, ResultRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import Baseline
-from tuner_job.campaign.workspace import Workspace, busy
+from tuner_job.campaign.workspace import Workspace, unusable
 from tuner_job.store.ledger import Ledger
 from tuner_job.store.objects import StoreUnavailable
 from tuner_job.store.records import timestamp
@@ -75,7 +75,7 @@ class TrialRunner:
                 break
             claim = again
             end = self._attempt(planned)
-        if busy(end):
+        if unusable(end):
             baseline.ask_again()
         ended = self._clock()
         spent = {

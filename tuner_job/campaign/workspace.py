@@ -30,14 +30,14 @@ TIMING_CACHE_BYTES = 64 << 20
 """A larger timing cache is not kept."""
 
 BUSY_SECONDS = 5.0
-"""Between two tries on a device that others use."""
+"""Between two tries on a device that others use, or that does not answer."""
 
 SCRATCH_FLOOR = 256 << 20
 """Bytes that must be free beside four copies of the model before anything is built."""
 
 
-DEVICE_BUSY = "DeviceBusy"
-"""Reason of a worker that ends because others use its device: it is to be started again."""
+_UNUSABLE = {"busy": "DeviceBusy", "noDevice": "NoDevice"}
+"""A child's status → reason of a worker that ends because of it: it is to be started again, here or elsewhere."""
 
 
 class Stopped(Exception):
@@ -48,9 +48,10 @@ class ScratchFull(TrtfleetError):
     reason = "ScratchFull"
 
 
-def busy(end: TrialEnd) -> str | None:
-    """The reason of an error that is about a child which ended because others use the device; None for any other end."""
-    return DEVICE_BUSY if end.report is not None and end.report.status == "busy" else None
+def unusable(end: TrialEnd) -> str | None:
+    """The reason of an error that is about a child which ended because others use the device, or because it does not answer; None
+    for any other end."""
+    return _UNUSABLE.get(end.report.status) if end.report is not None else None
 
 
 log = logging.getLogger("trtfleet.worker")
@@ -204,8 +205,8 @@ class Workspace:
         return self.start(request, limits)
 
     def let_go(self, end: TrialEnd) -> None:
-        """Before another try: give those that held the device a moment, or until told to stop."""
-        if busy(end):
+        """Before another try: give those that held the device, or the device itself, a moment, or until told to stop."""
+        if unusable(end):
             self.stop.wait(self.busy_seconds)
 
     def limits_times(self, factor: float) -> Limits:

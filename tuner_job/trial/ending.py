@@ -55,6 +55,7 @@ _BY_STATUS = {
     "outOfMemory": Outcome.OUT_OF_MEMORY,
     "failed": Outcome.CRASHED,
     "busy": Outcome.INFRASTRUCTURE,
+    "noDevice": Outcome.INFRASTRUCTURE,
 }
 
 

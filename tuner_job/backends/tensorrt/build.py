@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner_job.api.base import InputError
-from tuner_job.backends.protocol import BuildOrder, BuildRefused, Unsupported
+from tuner_job.backends.protocol import BuildOrder, BuildRefused, NoDevice, Unsupported
 from tuner_job.backends.tensorrt import settings
 from tuner_job.backends.tensorrt.cancel import monitor, stoppable
 from tuner_job.backends.tensorrt.layers import fingerprint
@@ -25,13 +25,13 @@ def build_engine(library: Library, order: BuildOrder, log: Log, *, loadable: boo
     """Write the engine file; returns its fingerprint. `loadable`: this machine can load it, else the fingerprint is "".
 
     Raises BuildRefused with the library's own words, Unsupported, BadModel, Cancelled, MemoryError where the library says that
-    memory ran out, or NoBuilder where there is no GPU to build on.
+    memory ran out, or NoDevice where there is no GPU to build on.
     """
     try:
         builder = library.builder(log)
     except NoBuilder as error:
         if _DRIVER.search(str(error)):
-            raise  # no candidate's fault
+            raise NoDevice(str(error)) from None
         raise BuildRefused(str(error)) from None
     config = builder.create_builder_config()
     _set_route(library, config, order.candidate.route)
