@@ -138,6 +138,18 @@ def test_shapes_use_the_profile_that_is_made_for_them_else_the_first_that_takes_
     assert told["switches"] == [1, 0, 2, 1]
 
 
+def test_a_profile_that_cannot_be_set_is_told_in_the_librarys_own_words(gpu: Process):
+    told = gpu.tell(f"""{FAKE}{PROFILES}
+context = engine.made.contexts[0]
+def refuse(index, stream):
+    engine._loaded.log.add("ERROR", "Requested amount of GPU memory could not be allocated: out of memory")
+    raise RuntimeError("Error in set optimization profile async.")
+context.set_optimization_profile_async = refuse
+tell(end=attempt(lambda: run(20)))
+""")
+    assert told["end"].startswith("MemoryError: TensorRT 11.2.1.2 does not take optimisation profile 2: Requested amount")
+
+
 def test_shapes_that_no_profile_takes_are_wrong_input(gpu: Process):
     told = gpu.tell(f"{FAKE}{PROFILES}\ntell(end=attempt(lambda: run(64)), after=run(2))")
     assert told["end"] == "InputError: x [64]: no optimisation profile of the engine takes these shapes"
@@ -183,6 +195,20 @@ says = "Using an engine plan file across different models of devices is not reco
 tell(end=attempt(lambda: load({{"y": ("FLOAT", (2,), OUT, DEVICE)}}, None, says=says)))
 """)
     assert told["end"].startswith("InputError: engine: built on another model of GPU")
+
+
+def test_an_engine_is_judged_by_refittable_alone_where_its_weights_cannot_be_counted(gpu: Process):
+    told = gpu.tell(f"""{FAKE}
+def uncountable(self, stat):
+    raise TypeError("cannot create weak reference to 'int' object")
+fake.Engine.get_engine_stat = uncountable
+made = {{"y": ("FLOAT", (2,), OUT, DEVICE)}}
+whole = attempt(lambda: load(made, None).close())
+fake.Engine.refittable = True
+tell(whole=whole, loose=attempt(lambda: load(made, None)))
+""")
+    assert told["whole"] == "None"
+    assert told["loose"].startswith("InputError: engine: an engine whose weights can be replaced")
 
 
 def test_an_engine_that_was_closed_has_given_its_memory_back(gpu: Process):

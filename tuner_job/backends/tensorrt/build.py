@@ -154,7 +154,10 @@ def loose_weights(module: Any, engine: Any) -> str:
     """Why an engine's weights are not its own: it was built refittable or without weights (it would run, and give zeros). "" for
     an engine that is whole."""
     if hasattr(engine, "get_engine_stat") and hasattr(module, "EngineStat"):
-        stripped = engine.get_engine_stat(module.EngineStat.STRIPPED_WEIGHTS_SIZE)
+        try:
+            stripped = engine.get_engine_stat(module.EngineStat.STRIPPED_WEIGHTS_SIZE)
+        except TypeError:  # 10.14 has it and cannot return its number; a plan without weights is refittable besides
+            stripped = 0
         if stripped > 0:
             return f"without {stripped} bytes of its weights (STRIP_PLAN)"
     return "whose weights can be replaced (REFIT)" if engine.refittable else ""
