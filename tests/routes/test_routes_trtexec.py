@@ -95,6 +95,13 @@ def test_timing_as_the_run_timed():
     assert line(measure=settings).argv[-4:-1] == ("--infStreams=4", "--noCudaGraph", "--includeDataTransfers")
 
 
+def test_trtexec_10_is_told_what_11_does_by_itself():
+    plain = MeasureSettings(cuda_graph=True)
+    assert line(measure=plain, major=10).argv[2:-1] == ("--stronglyTyped", "--avgTiming=1", "--useCudaGraph", "--noDataTransfers")
+    direct = MeasureSettings(cuda_graph=False, transfers=True)
+    assert line(measure=direct, major=10).argv[2:-1] == ("--stronglyTyped", "--avgTiming=1")
+
+
 ROUTE = "-conv_use_long_w=off -mha_fusion:v2:x=3"
 
 

@@ -62,6 +62,7 @@ def trtexec_command(
         measure=inputs.measure,
         plugins=[local_name(plugin.uri) for plugin in inputs.plugins],
         default_average=_average(discovery),
+        major=int(inputs.runtime.version.partition(".")[0]),
     )
     device = discovery.device
     slice_of = f" {device.mig_profile}" if device.mig_profile else ""

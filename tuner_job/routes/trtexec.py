@@ -1,6 +1,6 @@
 """The trtexec line that builds and times a candidate, as far as trtexec can say it.
 
-Flags, units and defaults are those of NVIDIA/TensorRT, samples/common/sampleOptions.cpp (11.1).
+Flags, units and defaults are those of NVIDIA/TensorRT, samples/common/sampleOptions.cpp (10.9 to 11.1).
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ DEFAULT_AVERAGE = "1"
 
 _INT32 = 2**31 - 1
 
+_OTHER_DEFAULTS = 11
+"""Major version since which trtexec is strongly typed, uses a CUDA graph and leaves transfers out unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class TrtexecLine:
@@ -56,19 +59,21 @@ def trtexec_line(
     measure: MeasureSettings,
     plugins: Sequence[str] = (),
     default_average: str = DEFAULT_AVERAGE,
+    major: int = _OTHER_DEFAULTS,
 ) -> TrtexecLine:
     """Build `candidate` from the file `onnx`, write the engine to `engine`, and time it under the first of `cases`.
 
-    `default_average`: the library's own avgTimingIterations.
+    `default_average`: the library's own avgTimingIterations; `major`: its version.
     """
     argv = ["trtexec", f"--onnx={onnx}"]
+    argv += ["--stronglyTyped"] if major < _OTHER_DEFAULTS else []
     notes: list[str] = []
     argv += [f"--staticPlugins={path}" for path in plugins]
     if candidate.route:
         argv.append(f"--setBuildRoute={candidate.route}")
     argv += _settings({"avgTimingIterations": default_average, **candidate.settings}, notes)
     argv += _shapes(cases, notes)
-    argv += _timing(measure, notes)
+    argv += _timing(measure, major, notes)
     return TrtexecLine((*argv, f"--saveEngine={engine}"), tuple(notes))
 
 
@@ -122,11 +127,14 @@ def _dims(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _timing(measure: MeasureSettings, notes: list[str]) -> list[str]:
-    """trtexec 11 uses a CUDA graph and leaves transfers out unless told otherwise, as trtfleet does."""
+def _timing(measure: MeasureSettings, major: int, notes: list[str]) -> list[str]:
     flags = [f"--infStreams={measure.streams}"] if measure.streams > 1 else []
-    flags += [] if measure.cuda_graph else ["--noCudaGraph"]
-    flags += ["--includeDataTransfers"] if measure.transfers else []
+    if major < _OTHER_DEFAULTS:
+        flags += ["--useCudaGraph"] if measure.cuda_graph else []
+        flags += [] if measure.transfers else ["--noDataTransfers"]
+    else:
+        flags += [] if measure.cuda_graph else ["--noCudaGraph"]
+        flags += ["--includeDataTransfers"] if measure.transfers else []
     notes.append(f"trtexec prints latencies of one process; the run judged {measure.metric} over builds and sessions.")
     return flags
 
