@@ -56,8 +56,9 @@ def test_the_bench_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "False winners among 1 finals" in (tmp_path / "aa-simulated.md").read_text()
 
 
-def test_stored_real_finals_still_say_what_they_decided() -> None:
-    stored = real.Series.read(real.RESULTS / "h200" / "aa-real-cnn-gpu.json.gz")
+@pytest.mark.parametrize("name", ["aa-real-cnn-gpu", "aa-real-minilm-fp16-gpu"])
+def test_stored_real_finals_still_say_what_they_decided(name: str) -> None:
+    stored = real.Series.read(real.RESULTS / "h200" / f"{name}.json.gz")
     assert stored is not None
     assert stored.state == "continue"
     found = real.evaluate(stored.finals[0])
