@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from doctor_runs import Examined, doctor
 
+from tuner_job.doctor.command import parser
 from tuner_job.doctor.examine import CHECKS
 from tuner_job.doctor.machine import machine, missing_gpu
 from tuner_job.doctor.record import read_result
@@ -92,7 +93,8 @@ def test_the_module_needs_no_terminal_library() -> None:
     [
         (("--device", "CPU"), "TensorRT builds for GPUs only"),
         (("--runtime", "ONNXRuntime", "--model", "missing.onnx"), "missing.onnx"),
-        (("--runtime", "ONNXRuntime", "--shape", "x=ax3"), "write it like --shape images=1x3x224x224"),
+        (("--runtime", "ONNXRuntime", "--shape", "x=1x3"), "--shape: is of an input of --model"),
+        (("--runtime", "ONNXRuntime", "--model", "any.onnx", "--shape", "x=ax3"), "write it like --shape images=1x3x224x224"),
         (("--runtime", "ONNXRuntime", "--output", "nowhere/result.json"), "cannot be written there"),
         (("--check", "missing.json"), "give a file that `trtfleet doctor` wrote"),
     ],
@@ -112,3 +114,11 @@ def test_mistakes_are_one_line_before_anything_is_tried(tmp_path: Path, argument
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
     assert [path.name for path in tmp_path.iterdir()] in ([], ["config"])
+
+
+@pytest.mark.parametrize("option", ["--builds", "--sessions", "--routes"])
+@pytest.mark.parametrize("number", ["0", "1000", "two"])
+def test_the_module_has_the_commands_limits(option: str, number: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args([option, number])
+    assert caught.value.code == 2

@@ -137,3 +137,9 @@ def test_the_setting_is_never_the_default() -> None:
     assert chosen_setting((own,)) == ("maxAuxStreams", "0")
     assert chosen_setting((level.model_copy(update={"default": "0"}),)) is None
     assert chosen_setting(()) is None
+
+
+@pytest.mark.parametrize("data", [b"{}", b"[]", b'{"envelope": 1, "publicKey": "x"}', b"yaml: here"])
+def test_another_file_is_told_from_a_damaged_result(data: bytes) -> None:
+    with pytest.raises(InputError, match=r"^other\.json: .*not a result of `trtfleet doctor`"):
+        read_result(data, "other.json")

@@ -30,6 +30,8 @@ def wish_of(family: str, device: str | None, folder: Path, shapes: Sequence[str]
     chosen = device or DEVICE_OF[family]
     if family == "TensorRT" and chosen == "CPU":
         raise InputError("--device CPU: TensorRT builds for GPUs only; leave it out, or give --runtime ONNXRuntime")
+    if shapes and not rest.get("model"):
+        raise InputError("--shape: is of an input of --model; give both, or neither for the built-in model")
     return Wish(family=family, device_type=chosen, folder=folder, cases=_cases(shapes), **rest)  # type: ignore[arg-type]
 
 
@@ -85,9 +87,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--output", type=Path, default=Path("doctor.json"))
     found.add_argument("--json", action="store_true", help="the signed result on standard output, one line")
     found.add_argument("--folder", type=Path, help="for scratch files; default: a temporary one")
-    found.add_argument("--builds", type=_two_or_more, default=4, help="default builds to compare")
-    found.add_argument("--sessions", type=_two_or_more, default=12, help="sessions of each")
-    found.add_argument("--routes", type=int, default=4, help="how many knobs to try")
+    found.add_argument("--builds", type=_whole(2, 16), default=4, help="default builds to compare")
+    found.add_argument("--sessions", type=_whole(2, 100), default=12, help="sessions of each")
+    found.add_argument("--routes", type=_whole(1, 64), default=4, help="how many knobs to try")
     found.add_argument("--allow-shared", action="store_true", help="go on though other processes use the GPU")
     found.add_argument("--check", type=Path, metavar="FILE", help="verify a result instead")
     found.add_argument("--trust", type=Path, help="public keys that count with --check")
@@ -128,10 +130,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return OK if record.confirmed else NOT_CONFIRMED
 
 
-def _two_or_more(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError("give a whole number of at least 2: a difference needs two")
-    return int(text)
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """The same limits as the command's."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"give a whole number from {low} to {high}")
+        return int(text)
+
+    return convert
 
 
 def _failed(error: TrtfleetError, code: int) -> int:

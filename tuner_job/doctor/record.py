@@ -136,6 +136,8 @@ def read_result(data: bytes, where: str) -> tuple[DoctorRecord, PublicKey]:
     try:
         json.loads(data, object_pairs_hook=_once)
         file = _File.from_json(data, where=where)
+    except InputError as error:
+        raise InputError(f"{error}; not a result of `trtfleet doctor`") from None
     except (ValueError, RecursionError):
         raise InputError(f"{where}: not a result of `trtfleet doctor`: it is no JSON") from None
     key = PublicKey.from_pem(file.public_key.encode(), f"{where}, publicKey")
