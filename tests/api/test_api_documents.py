@@ -117,6 +117,20 @@ def test_the_full_file_sets_every_field_that_can_be_set_at_once() -> None:
             ("  storeRef", "  search: {strategy: Full, knobs: {values: {-a: []}}}\n  storeRef"),
             "job.yaml:12: TuningJob magika: spec.search.knobs.values.-a: 0 entries; at least 1 are needed",
         ),
+        (
+            ("  storeRef", "  search: {knobs: {include: [-a]}}\n  storeRef"),
+            "job.yaml:12: TuningJob magika: spec.search.strategy: required field is missing; "
+            "one of Adaptive, OneAtATime, Mixed, Full, Expression, Custom",
+        ),
+        (
+            ("  storeRef", '  search: {strategy: Full, builder: {settings: {tf32: "off"}}}\n  storeRef'),
+            'job.yaml:12: TuningJob magika: spec.search.builder.settings.tf32: a list is wanted; write ["off"]',
+        ),
+        (
+            ("uri: ", "plugins: [{uri: a.so, digest: abc}]\n    uri: "),
+            "job.yaml:7: TuningJob magika: spec.model.plugins[0].digest: "
+            "`abc` has the wrong form; write sha256: and 64 lower-case hex digits",
+        ),
     ],
 )
 def test_a_mistake_gets_one_line_with_its_place_and_a_remedy(changes: tuple[str, str], line: str) -> None:

@@ -189,7 +189,8 @@ def _explain(source: _Source, error: ErrorDetails, schema: Schema) -> str:
     if kind == "extra_forbidden":
         return source.problem(path, f"unknown field; {_field_advice(schema, path)}")
     if kind == "missing":
-        return source.problem(path, "required field is missing")
+        names = here.get("enum")
+        return source.problem(path, "required field is missing" + (f"; one of {', '.join(names)}" if names else ""))
     if kind == "rule":
         return source.problem((*path, *(part for part in str(context["field_path"]).split(".") if part)), error["msg"])
     if here.get("x-kubernetes-int-or-string"):
@@ -201,11 +202,15 @@ def _explain(source: _Source, error: ErrorDetails, schema: Schema) -> str:
     if kind == "literal_error" and isinstance(written, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         return source.problem(path, f"`{_short(written)}` is not allowed; {_advice(written, allowed)}")
+    if kind in ("list_type", "tuple_type"):
+        return source.problem(path, f"a list is wanted; write [{_short(json.dumps(written))}]")
     if kind == "too_short":
         return source.problem(path, f"{len(written)} entries; at least {context['min_length']} are needed")
     if kind == "too_long":
         return source.problem(path, f"{len(written)} entries; at most {context['max_length']} are allowed")
     if kind == "string_pattern_mismatch":
+        if str(here.get("pattern", "")).startswith("^sha256:"):
+            return source.problem(path, f"`{_short(written)}` has the wrong form; write sha256: and 64 lower-case hex digits")
         about = str(here.get("description", "")).rstrip(".")
         return source.problem(path, f"`{_short(written)}` has the wrong form" + (f" ({about})" if about else ""))
     shown = "" if isinstance(written, dict | list) else f" (it is {_short(json.dumps(written))})"
