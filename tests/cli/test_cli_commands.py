@@ -12,9 +12,11 @@ import pytest
 import yaml
 from cli_jobs import Answer, Job, copied, tiny_model
 from click.testing import CliRunner
+from tensorrt_run import tensorrt_job
 
 from tuner_job.cli.exits import Exit
 from tuner_job.cli.main import cli
+from tuner_job.routes.knobs import no_knobs
 from tuner_job.store import layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -207,7 +209,56 @@ def test_report_knobs_and_plan(job: Job, finished: tuple[Job, Answer]) -> None:
     assert (plan["knobs"], plan["candidates"], plan["shards"]) == (1, 2, [1, 1])
     assert plan["deviceSeconds"] > 0, "a run measured a trial"
     assert plan["first"][0]["route"] == "-session:memory_pattern=off"
-    assert "Full over 1 knobs" in ok(job.call(command="plan")).out
+    assert "Full over 1 knob with 1 value besides the default" in ok(job.call(command="plan")).out
+
+
+def test_knobs_saves_the_librarys_own_list_for_machines_without_it(job: Job, finished: tuple[Job, Answer]) -> None:
+    run = finished[1].out.split()[1]
+    discovery = json.loads((job.out / "store" / layout.discovery(run)).read_text())
+    ok(job.call("-o", "saved.json", "--match", "-graph:*", command="knobs"))
+    assert (job.folder / "saved.json").read_text() == discovery["knobs"], "whole, whatever --match shows"
+    ok(job.call("--knobs", "saved.json", command="plan"))
+
+
+def test_whoever_mistyped_a_knob_can_still_list_them(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    job.write({"search": {"knobs": {"include": ["-sesion:*"]}}})
+    refused(job.call(command="plan"), Exit.BAD_INPUT, "`trtfleet knobs` lists what there is")
+    answer = ok(job.call("--match", "-session:memory*", command="knobs"))
+    assert "-session:memory_pattern" in answer.out
+    assert "would be refused: search.knobs.include: '-sesion:*' matches no knob" in answer.out
+
+
+def test_without_a_tuner_plan_and_knobs_say_why_and_what_is_left(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    (job.folder / "knobs.json").write_text(no_knobs("TensorRT 10.9 has no tuner"))
+    job.write({"search": {"strategy": "Adaptive", "knobs": None, "builder": {"settings": {"optimizationLevel": ["4", "5"]}}}})
+    said = ok(job.call("--knobs", "knobs.json", command="plan")).out.splitlines()
+    assert said[0].startswith("Adaptive over 1 builder setting with 2 values: at most ")
+    assert said[1] == "no knobs: TensorRT 10.9 has no tuner"
+    assert "a run first checks them against the library" in said[2]
+    plan = ok(job.call("--knobs", "knobs.json", "--json", command="plan")).json
+    assert (plan["missing"], plan["settings"]) == ("TensorRT 10.9 has no tuner", {"optimizationLevel": ["4", "5"]})
+    assert {one["settings"].get("optimizationLevel") for one in plan["first"]} <= {"4", "5"}
+    assert ok(job.call("--knobs", "knobs.json", command="knobs")).out == "no knobs: TensorRT 10.9 has no tuner\n"
+    job.write({"search": {"strategy": "Adaptive", "knobs": None}})
+    refused(job.call("--knobs", "knobs.json", command="plan"), Exit.BAD_INPUT, "no tuner: name search.builder.settings or")
+
+
+def test_an_installed_library_judges_the_settings_of_a_plan(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    job.write({"search": {"builder": {"settings": {"optimizationLevel": ["4"]}}}})
+    refused(job.call(command="plan"), Exit.BAD_INPUT, "unknown setting 'optimizationLevel'")
+
+
+def test_knobs_lists_builder_settings_too(tmp_path: Path) -> None:
+    job = tensorrt_job(tmp_path / "job")
+    assert "a whole number from 1 to 9" in ok(job.call(command="knobs")).out
+    answer = ok(job.call("--match", "avg*", "--json", command="knobs")).json
+    assert answer["knobs"] == []
+    assert answer["settings"] == [
+        {"name": "avgTimingIterations", "allowed": "a whole number from 1 to 9", "default": "1", "searched": []}
+    ]
 
 
 def test_plan_needs_neither_a_run_nor_a_device_when_given_a_knob_list(tmp_path: Path) -> None:

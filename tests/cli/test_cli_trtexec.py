@@ -9,6 +9,7 @@ from cli_jobs import Answer, Job, ended
 from tensorrt_run import KNOBS, ROUTE, tensorrt_job
 
 from tuner_job.cli.exits import Exit
+from tuner_job.cli.jobfile import local_name
 
 
 def call(job: Job, command: str, *arguments: str) -> Answer:
@@ -80,3 +81,9 @@ def test_an_exported_cache_is_as_trtexec_would_have_written_it(tmp_path: Path) -
     (job.folder / "knobs.json").write_text(KNOBS)
     start = ended(job.start("--knobs", "knobs.json", "--json", command="import", what="cache.json"))
     assert json.loads(start.out)["startWith"] == ["-conv_use_long_w=off"]
+
+
+def test_a_model_inside_a_package_is_named_as_the_file_that_it_is() -> None:
+    named = local_name("package://magika/models/standard_v3_3/model.onnx")
+    assert Path(named).is_file()
+    assert local_name("package://not_there/model.onnx") == "package://not_there/model.onnx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,8 +33,11 @@ EMBEDDED_RUNTIME = "onnxruntime"
 
 MAX_FILE_BYTES = 4 << 20
 
-_LIBRARIES = {"ONNXRuntime": ("onnxruntime", "onnxruntime-gpu"), "TensorRT": ("tensorrt", "tensorrt-cu13")}
-
+_LIBRARIES = {
+    "ONNXRuntime": ("onnxruntime", "onnxruntime-gpu"),
+    "TensorRT": ("tensorrt", *(f"tensorrt-{cuda}{part}" for cuda in ("cu13", "cu12") for part in ("", "-bindings"))),
+}
+"""Family → Python distributions that hold it or a part of it of the same version."""
 
 _OPTIONS = TypeAdapter(dict[str, str])
 
@@ -201,8 +205,11 @@ def _declared(store: ArtifactStore) -> Place:
 
 
 def local_name(uri: str) -> str:
-    """The path of a `file://` URI, as other programs want it; any other URI as it is."""
+    """The path of a `file://` URI or of a package's file, as other programs want it; any other URI as it is."""
     parts = urlsplit(uri)
+    if parts.scheme == "package":
+        with suppress(InputError):  # not installed here
+            return str(fetch(uri, Path()))
     return unquote(parts.path) if parts.scheme == "file" else uri
 
 

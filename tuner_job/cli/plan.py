@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from tuner_job.api.base import InputError
 from tuner_job.api.child import ChildRequest, Limits
 from tuner_job.api.inputs import RunInputs
+from tuner_job.api.measurement import BuilderSetting
 from tuner_job.api.messages import DiscoveryRecord
 from tuner_job.api.tuningjob import Target
 from tuner_job.campaign.final import final_design
@@ -22,8 +23,10 @@ from tuner_job.cli.options import Output, folder_option, job_argument, output_op
 from tuner_job.measure.summary import latency
 from tuner_job.report.words import candidate_text, seconds_text
 from tuner_job.routes.curated import curated_values
-from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
+from tuner_job.routes.knobs import Knob, parse_knob_list
+from tuner_job.search.space import Space
 from tuner_job.search.strategy import Budget, Done, Proposal, estimate
+from tuner_job.store.folder import written_aside
 from tuner_job.trial.supervisor import Supervisor
 
 SHOWN = 12
@@ -58,8 +61,8 @@ def plan_command(
     target = jobfile.target(target_name)
     inputs = jobfile.inputs(target)
     discovery = None if knob_file and trial_seconds else _discovery(jobfile, target, inputs, store_url, folder)
-    text = _knob_list(knob_file, discovery, inputs, folder)
-    space = space_of(inputs, text, discovery.settings if discovery else None)
+    text, offered = _told(knob_file, discovery, inputs, folder)
+    space = space_of(inputs, text, offered)
     chosen = strategy_of(inputs)
     shards = workers or target.parallelism or 1
     budget = Budget(trials=inputs.search.max_trials, spent=0, round_limit=inputs.search.max_trials, workers=shards)
@@ -74,6 +77,10 @@ def plan_command(
         "tuner": space.knobs.tuner_version,
         "knobs": len(space.choices),
         "values": sum(len(choice.flips) for choice in space.choices),
+        "missing": space.knobs.missing,
+        "settings": {name: list(values) for name, values in space.settings.items()},
+        "settingsChecked": offered is not None,
+        "variants": list(space.variants),
         "strategy": inputs.search.strategy,
         "candidates": count,
         "shards": [len(range(shard, count, shards)) for shard in range(shards)],
@@ -81,13 +88,19 @@ def plan_command(
         "finalSeconds": final,
         "deviceSeconds": device,
         "wallSeconds": wall,
-        "first": [{"route": p.candidate.route, "reason": p.reason} for p in proposals[:SHOWN]],
+        "first": [
+            p.candidate.model_dump(mode="json", by_alias=True, include={"variant", "route", "settings"}) | {"reason": p.reason}
+            for p in proposals[:SHOWN]
+        ],
     }
     output.print_json(answer)
     output.print(
-        f"{inputs.search.strategy} over {answer['knobs']} knobs with {answer['values']} values besides their defaults "
-        f"(tuner {space.knobs.tuner_version}): at most {count} trials in {shards} shard{'s' * (shards > 1)}"
+        f"{inputs.search.strategy} over {_dimensions(space)}: at most {_count(count, 'trial')} in {_count(shards, 'shard')}"
     )
+    if space.knobs.missing:
+        output.print(f"no knobs: {space.knobs.missing}")
+    if space.settings and offered is None:
+        output.print("builder settings: as the job names them; a run first checks them against the library")
     if per_trial is None or final is None or device is None or wall is None:
         output.print("device time: unknown until a run measured a trial; estimate with --trial-seconds")
     else:
@@ -105,6 +118,10 @@ def plan_command(
 @folder_option
 @knobs_option
 @click.option("--match", default="*", show_default=True, help="Glob of names to show.")
+@click.option(
+    "-o", "--output-file", "save", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the list here as the library tells it, whole: --knobs takes it where there is no such library.",
+)  # fmt: skip
 @output_option
 def knobs_command(
     jobfile: JobFile,
@@ -113,26 +130,51 @@ def knobs_command(
     folder: Path,
     knob_file: Path | None,
     match: str,
+    save: Path | None,
     output: Output,
 ) -> None:
-    """List the knobs of the job's runtime: values, default, what they do, and whether the job searches them."""
+    """List the knobs of the job's runtime, and its builder settings: values, default, and what the job searches."""
     target = jobfile.target(target_name)
     inputs = jobfile.inputs(target)
     discovery = None if knob_file else _discovery(jobfile, target, inputs, store_url, folder)
-    text = _knob_list(knob_file, discovery, inputs, folder)
+    text, offered = _told(knob_file, discovery, inputs, folder)
     knobs = parse_knob_list(text)
-    searched = {choice.knob.name for choice in space_of(inputs, text).choices}
-    shown = _matching(knobs, match)
-    table = Table(
-        Column("knob", no_wrap=True), "values", "default", "searched", "what it does", title=f"tuner {knobs.tuner_version}"
-    )
-    for knob in shown:
-        table.add_row(knob.name, _values(knob), knob.default, "yes" if knob.name in searched else "", knob.help)
-    if not output.as_json:
+    try:
+        space, problem = space_of(inputs, text, offered), ""
+    except InputError as error:  # whoever mistyped a name comes here to look it up
+        space, problem = Space(knobs), str(error)
+    searched = {choice.knob.name for choice in space.choices}
+    shown = [knob for knob in knobs.knobs if fnmatchcase(knob.name, match)]
+    settings = [setting for setting in offered or () if fnmatchcase(setting.name, match)]
+    if not shown and not settings and match != "*":
+        raise InputError(
+            f"--match {match}: matches none of {len(knobs)} knobs and {_count(len(offered or ()), 'builder setting')}"
+        )
+    if save is not None:
+        with written_aside(save) as file:
+            file.write(text.encode())
+    if shown and not output.as_json:
+        table = Table(
+            Column("knob", no_wrap=True), "values", "default", "searched", "what it does", title=f"tuner {knobs.tuner_version}"
+        )
+        for knob in shown:
+            table.add_row(knob.name, _values(knob), knob.default, "yes" if knob.name in searched else "", knob.help)
         output.console.print(table)
+    if settings and not output.as_json:
+        table = Table(Column("builder setting", no_wrap=True), "values", "default", "searched")
+        for setting in settings:
+            table.add_row(setting.name, setting.allowed, setting.default, " ".join(space.settings.get(setting.name, ())))
+        output.console.print(table)
+    if knobs.missing:
+        output.print(f"no knobs: {knobs.missing}")
+    if problem:
+        output.print(f"the job's own search would be refused: {problem}")
+    if save is not None:
+        output.print(f"the list as the library tells it: {save}")
     output.print_json(
         {
             "tuner": knobs.tuner_version,
+            "missing": knobs.missing,
             "knobs": [
                 {
                     "name": knob.name,
@@ -143,8 +185,38 @@ def knobs_command(
                 }
                 for knob in shown
             ],
+            "settings": [
+                {
+                    "name": one.name,
+                    "allowed": one.allowed,
+                    "default": one.default,
+                    "searched": list(space.settings.get(one.name, ())),
+                }
+                for one in settings
+            ],
+            "problem": problem,
         }
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _dimensions(space: Space) -> str:
+    """What is varied, for people."""
+    parts = []
+    if space.choices:
+        values = _count(sum(len(choice.flips) for choice in space.choices), "value")
+        parts.append(
+            f"{_count(len(space.choices), 'knob')} with {values} besides the default (tuner {space.knobs.tuner_version})"
+        )
+    if space.settings:
+        values = _count(sum(len(each) for each in space.settings.values()), "value")
+        parts.append(f"{_count(len(space.settings), 'builder setting')} with {values}")
+    if len(space.variants) > 1:
+        parts.append(_count(len(space.variants), "model variant"))
+    return " and ".join(parts)
 
 
 def _values(knob: Knob) -> str:
@@ -160,15 +232,11 @@ def read_knob_file(path: Path) -> str:
     try:
         parse_knob_list(text)
     except InputError as error:
-        raise InputError(f"{path}: {error}", reason=error.reason) from None
+        raise InputError(
+            f"{path}: {error}; give what TensorRT says in all_build_routes: `trtfleet knobs JOB.yaml -o knobs.json` writes it",
+            reason=error.reason,
+        ) from None
     return text
-
-
-def _matching(knobs: KnobList, glob: str) -> list[Knob]:
-    found = [knob for knob in knobs.knobs if fnmatchcase(knob.name, glob)]
-    if not found:
-        raise InputError(f"--match {glob}: matches none of {len(knobs.knobs)} knobs")
-    return found
 
 
 def _discovery(
@@ -187,24 +255,28 @@ def _final_seconds(inputs: RunInputs, discovery: DiscoveryRecord | None, per_tri
     return chosen.seconds(per_trial, len(discovery.cases), slowest)
 
 
-def _knob_list(knob_file: Path | None, discovery: DiscoveryRecord | None, inputs: RunInputs, folder: Path) -> str:
-    """The list that the user gives, that the run discovered, or that the installed library tells. Nothing is built for it."""
+def _told(
+    knob_file: Path | None, discovery: DiscoveryRecord | None, inputs: RunInputs, folder: Path
+) -> tuple[str, tuple[BuilderSetting, ...] | None]:
+    """The knob list that the user gives, that the run discovered, or that the installed library tells, and the builder settings
+    beside it; None where nobody has asked the library for them. Nothing is built."""
     if knob_file is not None:
-        return read_knob_file(knob_file)
+        return read_knob_file(knob_file), discovery.settings if discovery else None
     if discovery is not None:
-        return discovery.knobs
+        return discovery.knobs, discovery.settings
     version = installed(inputs.runtime.family)
     if version != inputs.runtime.version:
         raise InputError(
             f"no run of this job has discovered a knob list yet, and {inputs.runtime.family} {inputs.runtime.version} is not "
-            f"installed here ({version or 'none'} is); give a list with --knobs"
+            f"installed here ({version or 'none'} is); give a list with --knobs: `trtfleet knobs JOB.yaml -o knobs.json` writes "
+            f"one where it is installed"
         )
     with Supervisor(folder / "scratch") as supervisor:
         request = ChildRequest(operation="describe", backend=inputs.runtime.backend, device=inputs.device_type, output="")
         end = supervisor.run(request, Limits())
     if end.report is None or not end.report.knobs:
         raise InputError(f"the installed {inputs.runtime.family} did not tell its knobs: {end.reason}; give a list with --knobs")
-    return end.report.knobs
+    return end.report.knobs, end.report.settings
 
 
 def _print_first(proposals: tuple[Proposal, ...], output: Output) -> None:

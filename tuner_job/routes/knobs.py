@@ -142,9 +142,9 @@ def parse_knob_list(text: str) -> KnobList:
     try:
         top = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"knob list: not JSON ({error}); this runtime offers no tuner", reason="BadKnobList") from None
+        raise InputError(f"knob list: not JSON ({error})", reason="BadKnobList") from None
     if not isinstance(top, dict):
-        raise InputError("knob list: not a JSON object; this runtime offers no tuner", reason="BadKnobList")
+        raise InputError("knob list: not a JSON object", reason="BadKnobList")
     items = top.get("tuner_options")
     knobs: dict[str, Knob] = {}
     for item in items if isinstance(items, list) else ():
@@ -159,7 +159,7 @@ def parse_knob_list(text: str) -> KnobList:
     if not knobs and (reason := _text(top, "missing")):
         return KnobList("none", (), reason)
     if not knobs:
-        raise InputError("knob list: no knobs in it; this runtime, version or platform offers no tuner", reason="BadKnobList")
+        raise InputError("knob list: no knobs in it", reason="BadKnobList")
     return KnobList(_text(top, "tuner_version") or "unknown", tuple(knobs.values()))
 
 

@@ -70,10 +70,12 @@ def require_search(
 ) -> None:
     """Raise EmptySearch unless something can differ from the baseline. `missing`: why the knob list is empty."""
     if not selected and not any(settings.values()) and len(variants) < 2:
-        raise EmptySearch(
-            f"search: no knob, builder setting or model variant is left to try; {missing or 'widen search.knobs'}, or name "
-            f"search.builder.settings"
+        instead = (
+            f"{missing}: name search.builder.settings or model.variants"
+            if missing
+            else ("widen search.knobs, or name search.builder.settings")
         )
+        raise EmptySearch(f"search: no knob, builder setting or model variant is left to try; {instead}")
 
 
 def _curated(knobs: KnobList, include: Sequence[str]) -> dict[str, tuple[str, ...]]:
