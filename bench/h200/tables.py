@@ -84,7 +84,7 @@ def overhead() -> Iterator[Iterable[str]]:
         "trials",
         "s per trial",
         "overhead",
-        "of it waiting",
+        "waiting, of its whole time",
         f"of {LONG_TRIAL:.0f}-second trials, without waiting",
     )
     for name in CAMPAIGNS:
