@@ -82,10 +82,17 @@ def test_a_gpu_that_others_use_is_named_and_not_measured(tmp_path: Path) -> None
     assert done.record.state is None or done.record.state.processes == ()
 
 
-def test_a_shared_gpu_is_measured_only_when_that_is_allowed(tmp_path: Path) -> None:
-    done = examined(tmp_path, None, ("process = 4321 1073741824",), "--allow-shared", "--routes", "1")
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("process = 4321 1073741824", ": 1 other process uses it"),
+        ("memory_used = 1073741824", ": processes that cannot be seen from here use it"),
+    ],
+)
+def test_a_shared_gpu_is_measured_only_when_that_is_allowed(tmp_path: Path, device: str, told: str) -> None:
+    done = examined(tmp_path, None, (device,), "--allow-shared", "--routes", "1")
     assert done.code == 0, done.out
-    assert done.check("idle device").detail == "shared, as allowed: 1 other process uses it"
+    assert done.check("idle device").detail == f"shared, as allowed{told}"
 
 
 def test_a_builder_that_cannot_be_made_is_the_librarys_fault_where_there_is_a_gpu(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class _Examination:
     # -- the checks, in order
 
     def _describe(self) -> None:
-        end = self._child("describe")
+        end = self._child("describe", allow_shared=False)  # it alone looks for more than processes
         busy = ""
         if end.report is not None and end.report.status == "busy":
             busy = end.reason
@@ -163,7 +163,7 @@ class _Examination:
         others = len(report.state.processes) if report.state else 0
         if report.state is None:
             self._say("idle device", "absent", "nothing tells what else uses this device")
-        elif others:
+        elif others or busy:
             self._say("idle device", "confirmed", f"shared, as allowed: {_others(others)}")
         else:
             self._say("idle device", "confirmed", "no other process uses it")
@@ -337,7 +337,7 @@ class _Examination:
         output: str = "",
         engines: dict[str, str] | None = None,
         timing_cache: str = "",
-        allow_shared: bool = False,
+        allow_shared: bool | None = None,
     ) -> TrialEnd:
         request = ChildRequest.model_validate(
             {
@@ -352,7 +352,7 @@ class _Examination:
                 "metric": METRIC,
                 "inputs": self._info.inputs,
                 "samples": 2,
-                "measure": self._measure_settings(allow_shared=allow_shared or self._wish.allow_shared),
+                "measure": self._measure_settings(allow_shared=self._wish.allow_shared if allow_shared is None else allow_shared),
                 "engines": engines or {},
                 "timing_cache": timing_cache,
                 "output": str(self._root / output) if output else "",
@@ -388,7 +388,8 @@ class _Examination:
 
 
 def _others(count: int) -> str:
-    return "1 other process uses it" if count == 1 else f"{count} other processes use it"
+    who = f"{count} other processes" if count else "processes that cannot be seen from here"
+    return "1 other process uses it" if count == 1 else f"{who} use it"
 
 
 def _settings(candidate: Candidate) -> str:
