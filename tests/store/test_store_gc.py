@@ -259,6 +259,7 @@ def test_a_timing_cache_stays_as_long_as_the_ledger_or_a_run_names_it(world: Wor
     ledger = Ledger(world.view())
     ledger.name_timing_cache("1" * 64, named)
     world.view().create(layout.timing_cache("2" * 64), b"not a record")
+    world.view().create(f"{layout.LEDGER}/README", b"nobody's")
     done = finished()
     discovery = done.discovery.model_copy(update={"timing_cache_blob": of_run})
     write(world.view(), replace(done, discovery=discovery))

@@ -215,8 +215,8 @@ class _Collection:
         ledger = Ledger(self._store)
         used: set[Digest] = set()
         for info in self._store.list(layout.LEDGER):
-            _, identity, name = info.key.split("/", 2)
-            if name != layout.TIMING_CACHE:
+            _, identity, *name = info.key.split("/")
+            if name != [layout.TIMING_CACHE]:
                 continue
             with contextlib.suppress(InputError, StoreCorrupt):
                 if (blob := ledger.timing_cache(identity)) is not None:
