@@ -218,7 +218,7 @@ def _is_local(uri: str) -> bool:
 
 
 def _local_path(uri: str, base: Path, field: str) -> Path:
-    path = Path(urlsplit(uri).path) if uri.startswith("file://") else base / uri
+    path = base / local_name(uri)
     if not path.exists():
         raise InputError(f"{field}: {path} does not exist")
     return path.resolve()
