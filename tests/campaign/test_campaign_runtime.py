@@ -325,7 +325,9 @@ def test_a_device_that_fails_later_costs_one_trial_and_then_the_worker_ends(
         assert isinstance(claim, Claim)
         return runner.run(planned, claim, baseline)
 
-    assert result(0).outcome is Outcome.FEASIBLE
+    good = result(0)
+    assert good.outcome is Outcome.FEASIBLE
+    assert [state.uuid for state in (good.state, *(one.state for one in good.controls)) if state] == ["GPU-0", "GPU-0"]
     happens(here.backend)
     space.busy_seconds = 0.0
     spoilt = result(1)

@@ -11,7 +11,7 @@ from test_report_html import HOSTILE, Parsed
 
 from tuner_job.api.base import digest_of
 from tuner_job.api.measurement import DeviceState, EngineFile
-from tuner_job.api.messages import FinalBuild, trial_id
+from tuner_job.api.messages import Control, FinalBuild, trial_id
 from tuner_job.report.data import as_json, page_of
 from tuner_job.report.html import render
 from tuner_job.report.why import why_of
@@ -163,23 +163,26 @@ def test_conditions_are_a_table_by_stage():
     run = explored()
     capped = timing(0.0)
     sessions = tuple(s.model_copy(update={"power_capped": k < 2}) for k, s in enumerate(capped.sessions))
-    run.plan(2, [knob(8)])
+    run.plan(2, [knob(8), knob(9)])
     run.result(
         trial_id(2, 0), knob(8), timing=(capped.model_copy(update={"sessions": sessions}),), state=STATE,
         controls=(),
     )  # fmt: skip
-    run.seal(2, [trial_id(2, 0)]).final_plan(3, knob(0))
+    cool = STATE.model_copy(update={"sm_clock_mhz": 1200})
+    control = Control(engine=digest(2), timing=(capped,), state=cool)
+    run.result(trial_id(2, 1), knob(9), timing=(capped,), controls=(control,))
+    run.seal(2, [trial_id(2, 0), trial_id(2, 1)]).final_plan(3, knob(0))
     run.verdict(knob(0), states=(STATE, STATE.model_copy(update={"sm_clock_mhz": 1410, "throttle_reasons": ()})))
     page = page_of(run.reader)
     assert page.conditions.stages == ("explore", "final")
     rows = dict(page.conditions.rows)
-    assert rows["SM clock at the start"] == ("1,980 MHz", "1,410 to 1,980 MHz")
+    assert rows["SM clock at the start"] == ("1,200 to 1,980 MHz", "1,410 to 1,980 MHz")
     assert rows["power limit"] == ("700 W", "700 W")
     assert rows["memory clock at the start"] == ("10,501 MHz", "10,501 MHz")
     assert rows["power at the start"] == ("71.2 W", "71.2 W")
     assert rows["ECC"] == ("on", "on")
-    assert rows["clock limits in force"] == ("swPowerCap (1 of 1)", "swPowerCap (1 of 2)")
-    sessions = 5 * (5 + 1 + 2)  # five trials of round 1, the new one, and two controls
+    assert rows["clock limits in force"] == ("swPowerCap (2 of 2)", "swPowerCap (1 of 2)")
+    sessions = 5 * (5 + 2 + 3)  # five trials of round 1, the new ones, and three controls
     assert rows["sessions at the power cap"][0] == f"{2 / sessions:.0%} of {sessions}"
     assert "VBIOS" not in rows
     assert "Conditions" in text_of(run)

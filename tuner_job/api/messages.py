@@ -304,6 +304,7 @@ class Control(Model):
     engine: Digest
     timing: Annotated[tuple[Timing, ...], FailFast()]
     """One per shape case."""
+    state: DeviceState | None = None
 
 
 class ResultRecord(Record):

@@ -71,7 +71,7 @@ class Baseline:
         )
         end = self._space.insist(request)
         if end.outcome is Outcome.FEASIBLE and end.report is not None:
-            control = Control(engine=engine.digest, timing=end.report.timings["baseline"])
+            control = Control(engine=engine.digest, timing=end.report.timings["baseline"], state=end.report.state)
             self._taken.append(control)
             self._recent.append(control)
         elif reason := unusable(end):

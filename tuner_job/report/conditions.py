@@ -38,7 +38,7 @@ def conditions_of(discovery: DiscoveryRecord, results: Sequence[ResultRecord], v
         ),
         _Stage(
             "explore",
-            [result.state for result in own if result.state],
+            [state for r in own for state in (r.state, *(c.state for c in r.controls)) if state],
             [s for r in own for t in (*r.timing, *(t for c in r.controls for t in c.timing)) for s in t.sessions],
         ),
         _Stage(
