@@ -257,7 +257,7 @@ def test_knobs_lists_builder_settings_too(tmp_path: Path) -> None:
     answer = ok(job.call("--match", "avg*", "--json", command="knobs")).json
     assert answer["knobs"] == []
     assert answer["settings"] == [
-        {"name": "avgTimingIterations", "allowed": "a whole number from 1 to 9", "default": "1", "searched": []}
+        {"name": "avgTimingIterations", "allowed": "a whole number from 1 to 9", "default": "1", "searched": [], "help": ""}
     ]
 
 

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_jobs import Job
+import yaml
+from cli_jobs import QUICK, Job
 from stand_in.build import NoCompiler
 from stand_in.stage import Stage
 from tensorrt_run import tensorrt_job
@@ -26,6 +27,7 @@ from tuner_job.trial.supervisor import Supervisor
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tensorrt.md"
 TEXT = PAGE.read_text()
+EXAMPLE = "examples/tensorrt/magika.yaml"
 RESULTS = sorted((ROOT / "docs" / "confirmed").glob("*.json"))
 BLOCKS = re.findall(r"^```shell\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
@@ -152,8 +154,10 @@ def test_commands_of_other_programs_name_what_is_there() -> None:
 @pytest.mark.timeout(900)
 def test_the_pages_own_commands_work_in_their_order(stage: Stage, tmp_path: Path) -> None:
     job: Job = tensorrt_job(tmp_path / "job")
+    shortened(EXAMPLE, job.folder / EXAMPLE)
     own = [shlex.split(command, comments=True) for command in COMMANDS if command.startswith("trtfleet ")]
-    assert [words[1] for words in own] == ["trtexec", "export", "doctor", "doctor", "doctor"]
+    first, bridge = ["plan", "run", "knobs", "plan"], ["trtexec", "export", "knobs", "import"]
+    assert [words[1] for words in own] == [*first, *bridge, "doctor", "doctor", "doctor"]
     said = []
     for words in own:
         done = subprocess.run(
@@ -166,7 +170,20 @@ def test_the_pages_own_commands_work_in_their_order(stage: Stage, tmp_path: Path
         )
         assert (done.returncode, done.stderr) == (0, ""), (words, done.stdout)
         said.append(done.stdout)
-    assert "--setBuildRoute=" in said[0]
+    assert "3 builder settings with 5 values" in said[0]
+    assert "published and verified" in said[1]
+    assert "tilingOptimizationLevel" in said[2]
+    assert "3 builder settings with 5 values" in said[3]
+    assert "--setBuildRoute=" in said[4]
     assert (job.folder / "cache.json").exists()
-    assert "confirmed for TensorRT 11.2.1.2" in said[2]
-    assert "verified: signed by " in said[4]
+    assert "-conv_use_long_w=off" in yaml.safe_load(said[7])["spec"]["search"]["startWith"]
+    assert "confirmed for TensorRT 11.2.1.2" in said[8]
+    assert "verified: signed by " in said[10]
+
+
+def shortened(example: str, path: Path) -> None:
+    """The example as it is, with a budget and sessions for a test."""
+    runtime, job = yaml.safe_load_all((ROOT / example).read_text())
+    job["spec"] |= {"measurement": QUICK, "budget": {"maxTrials": 2}}
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump_all([runtime, job]))

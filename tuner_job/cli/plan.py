@@ -161,9 +161,11 @@ def knobs_command(
             table.add_row(knob.name, _values(knob), knob.default, "yes" if knob.name in searched else "", knob.help)
         output.console.print(table)
     if settings and not output.as_json:
-        table = Table(Column("builder setting", no_wrap=True), "values", "default", "searched")
+        table = Table(Column("builder setting", no_wrap=True), "values", "default", "searched", "what it does")
         for setting in settings:
-            table.add_row(setting.name, setting.allowed, setting.default, " ".join(space.settings.get(setting.name, ())))
+            table.add_row(
+                setting.name, setting.allowed, setting.default, " ".join(space.settings.get(setting.name, ())), setting.help
+            )
         output.console.print(table)
     if knobs.missing:
         output.print(f"no knobs: {knobs.missing}")
@@ -191,6 +193,7 @@ def knobs_command(
                     "allowed": one.allowed,
                     "default": one.default,
                     "searched": list(space.settings.get(one.name, ())),
+                    "help": one.help,
                 }
                 for one in settings
             ],
