@@ -47,7 +47,7 @@ def install(folder: Path, *, product: str = "Scripted", version: str = "1.0", ba
 
     `facts`: settings and notes (what it offers and says), missing (why it has no knobs), gpu (whether its device has a state,
     with the processes of `neighbours`), cacheBytes (of the timing cache that each build leaves), fingerprints (whether engines
-    have one), profile (`crash` or the kind of each layer).
+    have one), profile (`crash` or the kind of each layer), room (engines that a child can load).
     """
     metadata = folder / "trtfleet-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
@@ -150,6 +150,7 @@ class ScriptedBackend:
         self._device = device
         self._facts = json.loads((HERE / FACTS).read_text())
         self.name = self._facts["backend"]
+        self._loaded = 0
 
     def state(self) -> DeviceState | None:
         if (HERE / LOST).exists():
@@ -198,6 +199,9 @@ class ScriptedBackend:
         return f"{speed}{candidate.route}" + "." if self._facts.get("fingerprints") else ""
 
     def load(self, engine: Path) -> ScriptedEngine:
+        self._loaded += 1
+        if self._loaded > self._facts.get("room", self._loaded):
+            raise MemoryError(f"{self._loaded} engines do not fit")
         return ScriptedEngine(engine.read_text(), self._facts.get("profile", ""), gpu=bool(self._facts.get("gpu")))
 
     def reference(self, model: Path) -> ScriptedEngine:

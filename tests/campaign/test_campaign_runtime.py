@@ -220,6 +220,16 @@ def test_the_results_of_a_worker_add_up_to_its_time(told: Told) -> None:
 
 
 @pytest.mark.slow
+def test_engines_that_do_not_fit_together_after_all_are_timed_in_smaller_batches(scene: Callable[..., Scene]) -> None:
+    here = scene(room=4, gpu=True)
+    _, verdict = here.complete(inputs(here.folder, settings={"speed": ("fast",)}))
+    assert verdict.reason != "TimingFailedInFinal"
+    assert {build.name.rpartition("-")[0] for build in verdict.builds} == {"candidate", "baseline"}
+    assert len({len(case) for build in verdict.builds for case in build.sessions}) == 1
+    assert len(verdict.states) >= -(-len(verdict.builds) // 4), "a state for each timing process"
+
+
+@pytest.mark.slow
 def test_a_final_whose_engines_cannot_be_inspected_has_its_verdict_all_the_same(scene: Callable[..., Scene]) -> None:
     here = scene(profile="crash")
     reader, verdict = here.complete(inputs(here.folder, settings={"speed": ("fast",)}))

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from tuner_job.accuracy.gate import judge
-from tuner_job.api.child import ENGINE_FILE, TIMING_CACHE_FILE
+from tuner_job.api.child import ENGINE_FILE, TIMING_CACHE_FILE, ChildReport
 from tuner_job.api.inputs import RunInputs
 from tuner_job.api.measurement import BASELINE, Candidate, DeviceState, EngineFile, Losses, Session
 from tuner_job.api.messages import DiscoveryRecord, FinalBuild, PlanRecord, VerdictRecord
@@ -32,7 +32,6 @@ from tuner_job.measure.samples import unpack
 from tuner_job.measure.variance import pilot_components
 from tuner_job.store.blobs import put_blob, put_blob_file
 from tuner_job.store.records import timestamp
-from tuner_job.trial.supervisor import TrialEnd
 
 PASSES = 2
 """Timing processes: each loads the engines anew, so that no verdict rests on one process's memory layout."""
@@ -114,6 +113,8 @@ class Final:
         self._rng = np.random.default_rng([space.run.seed, plan.round])
         self._states: list[DeviceState] = []
         self._before_build: DeviceState | None = None
+        self._most = sys.maxsize
+        """Engines that were seen to be too many at once, halved."""
 
     def verdict(self) -> VerdictRecord:
         """Build, check, time, decide, and store the blobs that the verdict names. Raises Stopped, BaselineFailed."""
@@ -209,16 +210,18 @@ class Final:
         for number in range(PASSES):
             for batch in self._batches(builds):
                 self._step(f"timing pass {number + 1}/{PASSES}")
-                offset = time.monotonic() - clock_zero
-                end = self._timed(plan, batch, per_pass)
-                assert end.report is not None
-                self._states += [end.report.state] if end.report.state is not None else []
-                for name, timings in end.report.timings.items():
-                    for case, timing in enumerate(timings):
-                        found[name][case] += [s.model_copy(update={"at": s.at + offset}) for s in timing.sessions]
+                for offset, report in self._timed(plan, batch, per_pass, clock_zero):
+                    self._states += [report.state] if report.state is not None else []
+                    for name, timings in report.timings.items():
+                        for case, timing in enumerate(timings):
+                            found[name][case] += [s.model_copy(update={"at": s.at + offset}) for s in timing.sessions]
         return found
 
-    def _timed(self, plan: FinalDesign, batch: Sequence[_Build], sessions: int) -> TrialEnd:
+    def _timed(
+        self, plan: FinalDesign, batch: Sequence[_Build], sessions: int, clock_zero: float
+    ) -> Iterator[tuple[float, ChildReport]]:
+        """Start on the final's clock and report: of the whole batch, or of its halves where it does not fit after all."""
+        offset = time.monotonic() - clock_zero
         request = self._space.request(
             "time",
             None,
@@ -232,15 +235,23 @@ class Final:
             len(batch) * sessions * plan.session_seconds / (self._inputs.measure.sessions * self._inputs.measure.session_seconds)
         )
         end = self._space.insist(request, self._space.limits_times(len(batch) + work))
+        if end.outcome is Outcome.OUT_OF_MEMORY and len(batch) > 1:
+            self._most = -(-len(batch) // 2)
+            for half in (batch[::2], batch[1::2]):  # of sides that lie one after the other, so that both are in each
+                yield from self._timed(plan, half, sessions, clock_zero)
+            return
         if end.outcome is not Outcome.FEASIBLE or end.report is None:
             failed = BaselineFailed if end.outcome is Outcome.INFRASTRUCTURE else TimingFailed
             raise failed(f"timing the final's engines ended {end.outcome} in {end.phase}: {end.reason}", reason=unusable(end))
-        return end
+        yield offset, end.report
 
     def _batches(self, builds: Sequence[_Build]) -> list[list[_Build]]:
-        """Shuffled batches that fit in the free memory, candidate and default builds mixed alike."""
+        """Shuffled batches that should fit in the free memory, candidate and default builds mixed alike.
+
+        How much a loaded engine takes beside its file, for its activations above all, is not known: `_timed` finds out.
+        """
         free = min(psutil.virtual_memory().available, self._space.limits.memory_bytes or sys.maxsize)  # a container has less
-        room = batch_room([b.engine.size for b in builds], free, self._before_build)
+        room = min(self._most, batch_room([b.engine.size for b in builds], free, self._before_build))
         count = -(-len(builds) // room)
         batches: list[list[_Build]] = [[] for _ in range(count)]
         for side in ("candidate-", "baseline-"):
