@@ -9,7 +9,7 @@ import pytest
 
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.measurement import BASELINE, Candidate
-from tuner_job.routes.trtexec import TrtexecLine, trtexec_line
+from tuner_job.routes.trtexec import VERBOSITY, TrtexecLine, trtexec_line
 
 ONE = ShapeCase(name="one", tensors={"x": (1, 3), "n": ()}, minimum={"x": (1, 3)}, maximum={"x": (8, 3)})
 
@@ -35,12 +35,12 @@ def line(
 
 
 def test_the_default_of_a_static_model_is_as_plain_as_can_be():
-    assert line().argv == ("trtexec", "--onnx=m.onnx", "--avgTiming=1", "--saveEngine=e.plan")
+    assert line().argv == ("trtexec", "--onnx=m.onnx", "--avgTiming=1", VERBOSITY, "--saveEngine=e.plan")
 
 
 def test_every_builder_setting_is_a_flag():
     given = line(Candidate(settings=ALL))
-    assert set(given.argv[2:-1]) == {
+    assert set(given.argv[2:-2]) == {
         "--builderOptimizationLevel=5",
         "--tilingOptimizationLevel=3",
         "--l2LimitForTiling=1048576",
@@ -56,7 +56,7 @@ def test_every_builder_setting_is_a_flag():
 
 def test_settings_at_trtexecs_own_default_need_no_flag():
     given = line(Candidate(settings={"tf32": "on", "sparseWeights": "off"}), default_average="2")
-    assert given.argv[2:-1] == ("--avgTiming=2",)
+    assert given.argv[2:-2] == ("--avgTiming=2",)
 
 
 def test_what_trtexec_has_no_flag_for_is_said():
@@ -66,7 +66,7 @@ def test_what_trtexec_has_no_flag_for_is_said():
 
 
 def test_dynamic_inputs_have_a_profile_and_fixed_ones_none():
-    assert line(cases=(ONE,)).argv[2:-1] == (
+    assert line(cases=(ONE,)).argv[2:-2] == (
         "--avgTiming=1", "--minShapes=x:1x3", "--optShapes=x:1x3", "--maxShapes=x:8x3", "--shapes=x:1x3",
     )  # fmt: skip
 
@@ -92,14 +92,14 @@ def test_names_that_trtexec_cannot_spell_are_said():
 
 def test_timing_as_the_run_timed():
     settings = MeasureSettings(streams=4, cuda_graph=False, transfers=True)
-    assert line(measure=settings).argv[-4:-1] == ("--infStreams=4", "--noCudaGraph", "--includeDataTransfers")
+    assert line(measure=settings).argv[-5:-2] == ("--infStreams=4", "--noCudaGraph", "--includeDataTransfers")
 
 
 def test_trtexec_10_is_told_what_11_does_by_itself():
     plain = MeasureSettings(cuda_graph=True)
-    assert line(measure=plain, major=10).argv[2:-1] == ("--stronglyTyped", "--avgTiming=1", "--useCudaGraph", "--noDataTransfers")
+    assert line(measure=plain, major=10).argv[2:-2] == ("--stronglyTyped", "--avgTiming=1", "--useCudaGraph", "--noDataTransfers")
     direct = MeasureSettings(cuda_graph=False, transfers=True)
-    assert line(measure=direct, major=10).argv[2:-1] == ("--stronglyTyped", "--avgTiming=1")
+    assert line(measure=direct, major=10).argv[2:-2] == ("--stronglyTyped", "--avgTiming=1")
 
 
 ROUTE = "-conv_use_long_w=off -mha_fusion:v2:x=3"

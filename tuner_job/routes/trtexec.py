@@ -29,6 +29,9 @@ _POOLS = {"workspaceBytes": "workspace", "tacticSharedMemoryBytes": "tacticShare
 DEFAULT_AVERAGE = "1"
 """TensorRT averages so many timings of a tactic unless told otherwise; trtexec tells it 8, so the flag is always there."""
 
+VERBOSITY = "--profilingVerbosity=detailed"
+"""As the backend builds, so that layers have names; it costs time where kernels are launched from the host."""
+
 _INT32 = 2**31 - 1
 
 _OTHER_DEFAULTS = 11
@@ -74,7 +77,7 @@ def trtexec_line(
     argv += _settings({"avgTimingIterations": default_average, **candidate.settings}, notes)
     argv += _shapes(cases, notes)
     argv += _timing(measure, major, notes)
-    return TrtexecLine((*argv, f"--saveEngine={engine}"), tuple(notes))
+    return TrtexecLine((*argv, VERBOSITY, f"--saveEngine={engine}"), tuple(notes))
 
 
 def _settings(settings: Mapping[str, str], notes: list[str]) -> list[str]:
