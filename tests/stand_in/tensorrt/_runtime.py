@@ -236,7 +236,7 @@ class IExecutionContext(Speaker):
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         if not 0 <= profile_index < self.engine.num_optimization_profiles:
             self.misuse("IExecutionContext::setOptimizationProfileAsync", f"Parameter check failed, profileIndex {profile_index}")
-            return False
+            raise RuntimeError("Error in set optimization profile async.")
         if profile_index != self._profile:
             self._profile = profile_index
             self._set_static()
