@@ -29,7 +29,9 @@ PATIENCE_SECONDS = 3.0
 _LOOK_SECONDS = 0.25
 
 _SHOWN = 4
-_REMEDY = "stop what uses it, give the worker a GPU of its own, or set targets[].device.gpu.allowShared"
+_REMEDY = (
+    "stop what uses it, give the worker a GPU of its own, or set targets[].device.gpu.allowShared (the doctor: --allow-shared)"
+)
 
 
 def await_idle(

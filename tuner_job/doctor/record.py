@@ -150,8 +150,8 @@ def require_trusted(key: PublicKey, trust: TrustRoot, where: str) -> None:
     if key.key_id not in trust.keys:
         raise VerificationFailed(
             Failure.UNTRUSTED_KEY,
-            f"{where}: unchanged since it was signed by {key.key_id[:16]}, but that key is not in {trust.where}; add it if you "
-            f"know whose it is",
+            f"{where}: unchanged since it was signed by {key.key_id[:16]}, but that key is not in {trust.where}; if you know "
+            f"whose it is, write the file's publicKey into a .pem file and name that with --trust",
         )
 
 
