@@ -23,18 +23,38 @@ from tuner_job.search.strategy import Budget, Done, Observation, Space, Strategy
 
 
 def replay(
-    chosen: Strategy, truth: Truth, trials: int, seed: int, round_limit: int, fingerprints: bool = False
+    chosen: Strategy,
+    truth: Truth,
+    trials: int,
+    seed: int,
+    round_limit: int,
+    fingerprints: bool = False,
+    workers: int = 1,
+    overlap: bool = False,
 ) -> list[Observation]:
-    """The history of one whole search."""
+    """The history of one whole search.
+
+    `overlap`: rounds are planned as campaign.rounds.overlaps lets them at the earliest, while all other workers are still in a
+    trial, or half of the round is.
+    """
     rng = np.random.default_rng([seed, 7])
     history: list[Observation] = []
+    running: list[Observation] = []
     number = 0
     while True:
-        proposals = chosen.next_round(truth.space, history, Budget(trials, len(history), round_limit), seed)
+        budget = Budget(trials, len(history) + len(running), round_limit, workers)
+        proposals = chosen.next_round(truth.space, history, budget, seed, [one.candidate for one in running])
         if isinstance(proposals, Done):
-            return history
+            if not running:
+                return history
+            proposals = ()
         number += 1
-        history += [truth.observe(f"{number:03d}-{i:05d}", p.candidate, rng, fingerprints) for i, p in enumerate(proposals)]
+        planned = running + [
+            truth.observe(f"{number:03d}-{i:05d}", p.candidate, rng, fingerprints) for i, p in enumerate(proposals)
+        ]
+        late = min(workers - 1, len(planned) // 2) if overlap and len(planned) >= workers else 0
+        history += planned[: len(planned) - late]
+        running = planned[len(planned) - late :]
 
 
 def share(history: list[Observation], truth: Truth, best: float) -> float:
@@ -52,6 +72,8 @@ def main() -> None:
     parser.add_argument("--live", type=int, nargs="+", default=[17, 38])
     parser.add_argument("--strategies", nargs="+", default=["OneAtATime", "Mixed", "Adaptive"])
     parser.add_argument("--round-limit", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--overlap", action="store_true", help="plan rounds while trials of the last one are running")
     parser.add_argument("--fingerprints", action="store_true", help="inert flips give the same engine")
     arguments = parser.parse_args()
     knobs = parse_knob_list(arguments.knobs.read_text())
@@ -67,7 +89,16 @@ def main() -> None:
                 shares = []
                 for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                     truth = plant(space, live, seed)
-                    history = replay(strategy(name), truth, budget, seed, arguments.round_limit, arguments.fingerprints)
+                    history = replay(
+                        strategy(name),
+                        truth,
+                        budget,
+                        seed,
+                        arguments.round_limit,
+                        arguments.fingerprints,
+                        arguments.workers,
+                        arguments.overlap,
+                    )
                     shares.append(share(history, truth, truth.best()))
                 cells.append(f"{np.median(shares):.2f} ({np.percentile(shares, 10):.2f}) mean {np.mean(shares):.2f}")
             seconds = (time.perf_counter() - started) / arguments.seeds / len(arguments.budgets)

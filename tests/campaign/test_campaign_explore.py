@@ -15,7 +15,7 @@ from tuner_job.api.messages import BeatRecord, PlannedTrial, ResultRecord, RunRe
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.explore import OUT_OF_BUDGET, Explorer
 from tuner_job.campaign.reader import RunReader
-from tuner_job.campaign.rounds import first_plan
+from tuner_job.campaign.rounds import first_plan, overlaps
 from tuner_job.store import layout
 from tuner_job.store.beats import Heart
 from tuner_job.store.objects import ObjectStore
@@ -177,3 +177,83 @@ def test_when_the_budget_is_used_up_one_worker_ends_exploring_while_the_other_is
     assert reader.result(late) is not None, "it comes too late for the seal, and is kept"
     assert figures(store, run, heart).done == 2
     assert len(reader.fold().folded) == 1
+
+
+class Handed(Instant):
+    """A runner during whose every trial `meanwhile` happens."""
+
+    def __init__(self, run: RunRecord, meanwhile: Callable[[int], None]) -> None:
+        super().__init__(run)
+        self._meanwhile = meanwhile
+        self.ran: list[str] = []
+
+    def run(self, planned: PlannedTrial, claim: Claim, baseline: Instant) -> ResultRecord:
+        self.ran.append(planned.trial)
+        self._meanwhile(len(self.ran))
+        return super().run(planned, claim, baseline)
+
+
+def adaptive(store: ObjectStore, trials: int, shards: int) -> RunRecord:
+    run = run_record("Adaptive", max_trials=trials, shards=shards)
+    discovery = discovery_record(run)
+    create_record(store, layout.run(run.run), run)
+    create_record(store, layout.discovery(run.run), discovery)
+    create_record(store, layout.plan(run.run, 1), first_plan(run, discovery))
+    return run
+
+
+def test_a_worker_with_nothing_left_plans_on_while_another_is_in_a_long_trial(store: ObjectStore) -> None:
+    run = adaptive(store, trials=8, shards=2)
+    reader = RunReader(store, run.run)
+
+    def wait(_: float) -> bool:
+        raise Waiting
+
+    class Waiting(Exception):
+        """The other worker has nothing to do but to wait for the long trial."""
+
+    other, _ = worker(store, run, 1)
+    other._wait = wait
+
+    def others_turn(number: int) -> None:
+        if number == 1:
+            with pytest.raises(Waiting):
+                other.run()
+
+    slow = Handed(run, others_turn)
+    worker(store, run, 0, slow)[0].run()
+
+    long_trial = slow.ran[0]
+    *explored, final = reader.plans()
+    assert final.stage == "final"
+    first, *later = reader.seals()
+    assert first.carried_over == (long_trial,)
+    assert explored[1].trials[0].trial == long_trial, "carried over under its name"
+    planned = {trial.trial for plan in explored for trial in plan.trials}
+    folded = [item.trial for seal in reader.seals() for item in seal.folded]
+    assert sorted(folded) == sorted(planned), "every trial is folded once, the long one too"
+    assert len(planned) == 8
+    assert any(long_trial in [item.trial for item in seal.folded] for seal in later)
+    assert len(slow.ran) == 1 + sum(trial not in slow.ran[:1] for trial in slow.ran), "nothing ran twice"
+
+
+def test_nobody_plans_on_before_half_of_a_round_is_known(store: ObjectStore) -> None:
+    run = adaptive(store, trials=8, shards=4)
+    [plan] = RunReader(store, run.run).plans()
+    assert len(plan.trials) == 4
+    assert not overlaps(run, plan, 3)
+    assert overlaps(run, plan, 2)
+
+
+def test_a_round_smaller_than_the_pool_is_waited_for(store: ObjectStore) -> None:
+    run = adaptive(store, trials=8, shards=4)
+    [plan] = RunReader(store, run.run).plans()
+    wanted_first = plan.model_copy(update={"trials": plan.trials[:3]})
+    assert not overlaps(run, wanted_first, 1)
+
+
+def test_a_strategy_that_does_not_say_so_gets_whole_rounds(store: ObjectStore) -> None:
+    run = adaptive(store, trials=8, shards=4)
+    [plan] = RunReader(store, run.run).plans()
+    mixed = run_record("Mixed", max_trials=8, shards=4)
+    assert not overlaps(mixed, plan, 1)

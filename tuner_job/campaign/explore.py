@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import Enum
+from typing import Protocol
 
 from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
 from tuner_job.campaign import rounds
@@ -26,12 +26,10 @@ EXPLORED_ENOUGH = {StopReason.DEADLINE_EXCEEDED: OUT_OF_TIME, StopReason.BUDGET_
 """Reasons of a stop marker that end exploring alone, and what the plan of the final says then."""
 
 
-class _Pass(Enum):
-    """What one look at all trials of a round came to."""
+class Planner(Protocol):
+    """`rounds.next_plan`."""
 
-    RAN = "one was free, and was run"
-    WAITING = "the last ones are in other hands"
-    COMPLETE = "each one has its result"
+    def __call__(self, fold: rounds.Fold, *, over: str = "") -> PlanRecord: ...
 
 
 class Explorer:
@@ -52,6 +50,7 @@ class Explorer:
         deadline_seconds: float = 0.0,
         poll_seconds: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
+        planner: Planner = rounds.next_plan,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -64,6 +63,7 @@ class Explorer:
         self._wait = wait
         self._poll = poll_seconds
         self._clock = clock
+        self._planner = planner
         self._deadline = clock() + deadline_seconds if deadline_seconds > 0 else None
         self._first_seen: dict[int, float] = {}
 
@@ -80,13 +80,15 @@ class Explorer:
             if over or late:
                 self._fold(plan, over)
                 continue
-            match self._run_one(plan):
-                case _Pass.COMPLETE:
-                    self._fold(plan)
-                case _Pass.WAITING:
-                    since = self._clock()
-                    self._wait(self._poll)
-                    self._runner.waited(self._clock() - since)
+            elsewhere = self._run_one(plan)
+            if elsewhere is None:
+                continue
+            if elsewhere == 0 or rounds.overlaps(self._reader.run, plan, elsewhere):
+                self._fold(plan)
+            else:
+                since = self._clock()
+                self._wait(self._poll)
+                self._runner.waited(self._clock() - since)
 
     def _out_of_time(self) -> bool:
         return self._deadline is not None and self._clock() >= self._deadline
@@ -95,16 +97,16 @@ class Explorer:
         search = self._reader.run.inputs.search
         return search.round_deadline_seconds or 4 * search.trial_seconds
 
-    def _run_one(self, plan: PlanRecord) -> _Pass:
-        """Claim and run the first free trial."""
-        waiting = False
+    def _run_one(self, plan: PlanRecord) -> int | None:
+        """Claim and run the first free trial: None. If none is free: how many are in other hands."""
+        elsewhere = 0
         for planned in own_first(plan.trials, self._index, self._reader.run.shards):
             claim = self._claims.claim(planned.trial, planned.candidate)
             if isinstance(claim, Claim):
                 self._record(planned, claim)
-                return _Pass.RAN
-            waiting = waiting or not isinstance(claim, Done)
-        return _Pass.WAITING if waiting else _Pass.COMPLETE
+                return None
+            elsewhere += not isinstance(claim, Done)
+        return elsewhere
 
     def _record(self, planned: PlannedTrial, claim: Claim) -> None:
         """Run the trial and store its result before anything else is begun. A result that came first stands."""
@@ -123,5 +125,5 @@ class Explorer:
         create_record(self._store, key, rounds.seal(run, plan, self._reader.digests(plan)))
         if read_record(self._store, key, SealRecord) is None:
             return
-        following = rounds.next_plan(self._reader.fold(), over=over)
+        following = self._planner(self._reader.fold(), over=over)
         create_record(self._store, layout.plan(run.run, following.round), following)

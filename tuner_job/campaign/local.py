@@ -200,7 +200,8 @@ class LocalExecutor:
         return self._start(process.stage, process.index)
 
     def _count_death(self) -> None:
-        finished = sum(self._reader.result(t.trial) is not None for plan in self._reader.plans() for t in plan.trials)
+        planned = {t.trial for plan in self._reader.plans() for t in plan.trials}  # one carried over is planned twice
+        finished = sum(self._reader.result(trial) is not None for trial in planned)
         self._deaths = 1 if finished > self._finished else self._deaths + 1
         self._finished = finished
 

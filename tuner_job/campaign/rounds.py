@@ -94,6 +94,16 @@ def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRe
     )
 
 
+def overlaps(run: RunRecord, plan: PlanRecord, elsewhere: int) -> bool:
+    """Whether the round may be sealed and the next one planned while `elsewhere` of its trials are in other hands, none free.
+
+    They are carried over, so that nobody waits at the end of a round for its slowest trial. Not before half of the round is known,
+    and not in a round of fewer trials than workers: its answers are wanted first, or there is nothing left to add.
+    """
+    eager = getattr(strategy_of(run.inputs), "overlaps", False)  # a plug-in need not say
+    return bool(eager) and len(plan.trials) >= run.shards and 2 * elsewhere <= len(plan.trials)
+
+
 def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
     """The plan of the round after the last sealed one: more trials, or the pick for the final.
 

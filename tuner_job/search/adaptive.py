@@ -40,6 +40,9 @@ _LEADERS = 5
 class Adaptive:
     """See the module. Options: `group` (most flips of a screening group, 8), `rounds` (least number of rounds, 12)."""
 
+    overlaps = True
+    """May plan a round while trials of the last one are running (campaign.rounds.overlaps): their results enter the next fit."""
+
     def __init__(self, options: Mapping[str, str]) -> None:
         check_names("Adaptive", options, ("group", "rounds"))
         self.group = integer(options, "group", 8, 1, 64)

@@ -88,7 +88,11 @@ class Done:
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A stateless chooser. Plug-ins offer `(options: Mapping[str, str]) -> Strategy` under the group `trtfleet.strategies`."""
+    """A stateless chooser. Plug-ins offer `(options: Mapping[str, str]) -> Strategy` under the group `trtfleet.strategies`.
+
+    One that plans well while trials of its last round are running (they are `pending`) says so with an attribute
+    `overlaps = True`; nobody then waits for the slowest trial of a round. Without it, rounds are whole.
+    """
 
     def next_round(
         self, space: Space, history: Sequence[Observation], budget: Budget, seed: int, pending: Sequence[Candidate] = ()
