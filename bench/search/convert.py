@@ -4,8 +4,8 @@
     python -m bench.search.convert run STORE_FOLDER RUN --output run.json.gz
     python -m bench.search.convert trtexec best_config.json --knobs KNOB_LIST.json --output cache.json.gz
 
-`h200`: a full product (bench/h200/README.md). Engines of equal fingerprint are one engine: their timings are pooled. Where a part of
-the product is missing, its rows are imputed and marked, if the recorded rows predict each other well enough (`impute`).
+`h200`: a full product (bench/h200/README.md). Engines of equal fingerprint are one engine: their timings are pooled. Where a part
+of the product is missing, its rows are imputed and marked, if the recorded rows predict each other well enough (`impute`).
 `run`: a finished run's records, `trtexec`: its tuning cache. Both hold a few hundred candidates of a product that nobody could
 record, so what is not in them ends `unsupported`: good for replaying an order of trials, not for ranking strategies.
 """
@@ -28,6 +28,7 @@ import numpy as np
 from bench.search.landscape import Landscape, Truth, Unrecorded, knob_list, save
 from bench.search.noise import Floats, Noise, make, recorded
 from tuner_job.api.base import InputError
+from tuner_job.api.messages import DiscoveryRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.rounds import space_of
@@ -149,7 +150,7 @@ def impute(space: Space, rows: Mapping[Flips, Truth]) -> tuple[dict[Flips, Truth
     """Fill a product's missing rows, and say how.
 
     Log ratios: ridge regression on all flips and all pairs of flips, refused below a cross-validated R² of LEAST_R2. Outcome,
-    build seconds: those of the recorded row that differs in the fewest dimensions (of several the first one in order). Imputed rows
+    build seconds: those of the recorded row that differs in the fewest dimensions (of several the first in order). Imputed rows
     are marked, have no fingerprint, and are never the optimum.
     """
     axes = [[None, *flips] for flips in space.dimensions.values()]
@@ -180,7 +181,7 @@ def impute(space: Space, rows: Mapping[Flips, Truth]) -> tuple[dict[Flips, Truth
         timeable = rows[near].log_ratio is not None
         full[flips] = replace(rows[near], log_ratio=float(value) if timeable else None, fingerprint="", imputed=True)
     return full, (
-        f"{len(missing)} rows are imputed by a regression on pairs (cross-validated R2 {r2:.3f}, error {error:.2%} of the latency)"
+        f"{len(missing)} rows are imputed by a regression on pairs (cross-validated R2 {r2:.3f}, error {error:.2%} of latency)"
     )
 
 
@@ -222,8 +223,8 @@ def from_run(folder: Path, run: str) -> Landscape:
         name=f"run-{run[:8]}",
         kind="recorded",
         provenance={
-            "about": f"run {run}: {len(results)} trials on {fold.discovery.device.product}; log ratios are the campaign's scores, "
-            "means over rebuilds. What was not tried is unsupported",
+            "about": f"run {run}: {len(results)} trials on {fold.discovery.device.product}; log ratios are the campaign's scores,"
+            " means over rebuilds. What was not tried is unsupported",
         },
         space=space,
         noise=_pilot_noise(run, fold.discovery),
@@ -231,18 +232,19 @@ def from_run(folder: Path, run: str) -> Landscape:
     )
 
 
-def _pilot_fingerprint(discovery: Any) -> str:
+def _pilot_fingerprint(discovery: DiscoveryRecord) -> str:
     prints = {build.engine.fingerprint for build in discovery.pilot}
     return str(min(prints)) if discovery.fingerprints_hold and prints else ""
 
 
-def _pilot_noise(run: str, discovery: Any) -> Noise:
+def _pilot_noise(run: str, discovery: DiscoveryRecord) -> Noise:
     medians: list[float] = []
     means: list[float] = []
     for build in discovery.pilot:
-        for metric, series in (("LatencyP50", medians), ("LatencyMean", means)):
-            logs = np.asarray(session_logs(build.timing, discovery.cases, metric))
-            series += (logs - np.median(logs)).tolist()
+        first = np.asarray(session_logs(build.timing, discovery.cases, "LatencyP50"), dtype=np.float64)
+        second = np.asarray(session_logs(build.timing, discovery.cases, "LatencyMean"), dtype=np.float64)
+        medians += (first - np.median(first)).tolist()
+        means += (second - np.median(first)).tolist()
     return make(f"the pilot of run {run[:8]}", discovery.build_sd, medians, means)
 
 
@@ -275,8 +277,8 @@ def from_trtexec(path: Path, knobs: Path) -> Landscape:
         name=f"trtexec-{path.stem}",
         kind="recorded",
         provenance={
-            "about": f"{path.name}: {len(cache.rows)} iterations of trtexec's {cache.header.searching_algorithm} search; times are "
-            "means of one run, build seconds are not in the file, the noise is that of another model",
+            "about": f"{path.name}: {len(cache.rows)} iterations of trtexec's {cache.header.searching_algorithm} search; times"
+            " are means of one run, build seconds are not in the file, the noise is that of another model",
         },
         space=space,
         noise=recorded()["graph"],

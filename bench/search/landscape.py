@@ -60,8 +60,8 @@ class Landscape:
     rows: Mapping[Flips, Truth] = field(default_factory=dict)
     planted: Planted | None = None
     unrecorded: Unrecorded = "unsupported"
-    """What is said of a candidate without a row: `unsupported` is how a trial of it ends; `imputed`: there are no such candidates,
-    because the file's rows cover the whole product."""
+    """What is said of a candidate without a row: `unsupported` is how a trial of it ends; `imputed`: there is none, because the
+    rows cover the whole product."""
 
     def truth(self, flips: Flips) -> Truth:
         """Of any candidate; writing a default out equals leaving it away."""
@@ -83,7 +83,7 @@ class Landscape:
 
     @cached_property
     def best(self) -> tuple[Flips, float]:
-        """The fastest feasible candidate that was recorded (or planted) and its log ratio; the default where nothing is faster."""
+        """The fastest feasible candidate that was recorded (or planted) and its log ratio; the default if nothing is faster."""
         if self.planted is not None:
             return self.planted.best(self.space)
         found = [

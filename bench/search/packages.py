@@ -76,7 +76,7 @@ class Optuna(Fastest):
 
     def __init__(self, space: Space, seed: int, prune: bool = False) -> None:
         super().__init__()
-        import optuna
+        import optuna  # type: ignore[import-not-found]  # lies in a folder of its own
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna: Any = optuna
@@ -134,17 +134,21 @@ class Nevergrad(Fastest):
         super().__init__()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import nevergrad
+            import nevergrad  # type: ignore[import-not-found]
 
             logging.getLogger("nevergrad").setLevel(logging.ERROR)
+            # Dimensions of one size share a parameter: a parameter of its own for each of 200 takes seconds, not milliseconds.
+            self._groups: dict[str, list[str]] = {}
+            for dimension, flips in space.dimensions.items():
+                self._groups.setdefault(str(len(flips)), []).append(dimension)
             parameters = {
-                dimension: nevergrad.p.TransitionChoice([_DEFAULT, *(flip.value for flip in flips)])
-                for dimension, flips in space.dimensions.items()
+                size: nevergrad.p.TransitionChoice(range(int(size) + 1), repetitions=len(group))
+                for size, group in self._groups.items()
             }
             instrumentation = nevergrad.p.Dict(**parameters)
             instrumentation.random_state.seed(seed % 2**32)
             self._optimizer = nevergrad.optimizers.registry[optimizer](instrumentation, budget=budget, num_workers=workers)
-            self._optimizer.suggest(dict.fromkeys(space.dimensions, _DEFAULT))
+            self._optimizer.suggest({size: (0,) * len(group) for size, group in self._groups.items()})
         self._space = space
         self._open: list[tuple[str, Any]] = []
 
@@ -159,8 +163,10 @@ class Nevergrad(Fastest):
         self._open.append((candidate.id, asked))
         return candidate
 
-    def _candidate(self, values: dict[str, str]) -> Candidate:
-        return self._space.candidate(Flip(*item) for item in values.items() if item[1] != _DEFAULT)
+    def _candidate(self, values: dict[str, tuple[int, ...]]) -> Candidate:
+        """From each dimension's place: 0 is its default."""
+        places = {d: place for size, group in self._groups.items() for d, place in zip(group, values[size], strict=True)}
+        return self._space.candidate(flips[places[d] - 1] for d, flips in self._space.dimensions.items() if places[d])
 
     def tell(self, built: Built) -> None:
         if built.candidate.is_baseline and not self._open:

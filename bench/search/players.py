@@ -98,8 +98,8 @@ class Trtexec(Fastest):
 
     `fast`: the default, then the last knob first, values in listed order. `mixed`: then the product of the whole listed values of
     every knob of which any value was faster than the default by any margin (a failed accuracy check does not matter there); it
-    begins when there are two such values, has no cap, and builds anew what was built before. The winner has the lowest mean of its
-    one run, strictly, the earliest of equals. It knows knobs only, no settings or variants, and works on one route at a time.
+    begins when there are two such values, has no cap, and builds anew what was built before. The winner has the lowest mean of
+    its one run, strictly, the earliest of equals. It knows knobs only, no settings or variants, and works on one route at a time.
     """
 
     def __init__(self, space: Space, mixed: bool) -> None:

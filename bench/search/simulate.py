@@ -61,7 +61,7 @@ class Player(Protocol):
     def ask(self, count: int, left: int, pending: Sequence[Candidate]) -> Sequence[Candidate]:
         """The next builds, at most `count` if it plays trial by trial, at most `left` anyway; none: it has ended.
 
-        `count` is how many are asked for: the idle workers'. `left` is what is left of the budget. `pending` are still being built.
+        `count` is how many are asked for: the idle workers'. `left` is what is left of the budget. `pending` are being built.
         """
         ...
 
@@ -134,7 +134,7 @@ def play(
 ) -> Iterator[Played]:
     """Plays one search and yields what the player returns at each budget (several: an anytime player only).
 
-    The first `pilot` builds are the default's. `late`: chance that a build ends only after the next ones were planned (a straggler).
+    The first `pilot` builds are the default's. `late`: chance that a build ends only after the next ones were planned.
     """
     if len(budgets) > 1 and not player.anytime:
         raise ValueError("a player that plans with its whole budget is asked for one budget at a time")
