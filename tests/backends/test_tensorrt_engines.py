@@ -9,7 +9,9 @@ from onnx import TensorProto
 from tensorrt_trials import DEAD, LIVE, QUICK, STATIC, Trials, seconds, trials, write_model, write_picking_model, write_references
 
 from tuner_job.accuracy.references import Sample, save
+from tuner_job.api.child import Phase
 from tuner_job.api.outcome import Outcome
+from tuner_job.backends.tensorrt.timers import agree
 
 __all__ = ["trials"]
 
@@ -95,6 +97,39 @@ def test_launches_streams_and_transfers_are_as_asked(trials: Trials, graph, stre
     assert (timing.launch, timing.streams) == ("cudaGraph" if graph else "direct", streams)
     assert timing.clock == ("host" if transfers else "device")
     assert all(one.median > 0 for one in timing.sessions)
+
+
+def test_an_engine_that_a_graph_replays_wrongly_is_no_candidate(trials: Trials):
+    trials.script({"when": {"always": "replayWrong"}})
+    end = trials.run()
+    assert (end.outcome, end.phase) == (Outcome.CRASHED, Phase.MEASURE)
+    assert "of the replayed CUDA graph differs from that of a launch from the host" in end.reason
+    direct = trials.run(measure=QUICK.model_copy(update={"cuda_graph": False}))
+    assert direct.outcome is Outcome.FEASIBLE, direct.reason
+
+
+@pytest.mark.parametrize(
+    ("replayed", "same"),
+    [
+        ([1.0, 2.0, 100.0], True),
+        ([1.0, 2.0, 104.0], True),
+        ([1.0, 2.0, 106.0], False),
+        ([1.0, 2.0, np.nan], False),
+        ([1.0, 2.0], False),
+    ],
+)
+def test_a_replay_may_differ_by_what_an_order_of_sums_explains(replayed, same):
+    assert agree(np.array([1.0, 2.0, 100.0], np.float32), np.array(replayed, np.float32)) is same
+
+
+def test_a_replay_may_order_equals_anew():
+    one = np.arange(1000)
+    other = one.copy()
+    other[[3, 700]] = other[[700, 3]]
+    assert agree(one, other)
+    assert not agree(one, one[::-1])
+    assert agree(np.array([np.inf, 1.0]), np.array([np.inf, 1.0]))
+    assert agree(np.zeros((0, 4)), np.zeros((0, 4)))
 
 
 def test_what_the_host_waits_for_is_kept_beside_the_devices_own_time(trials: Trials):

@@ -243,12 +243,9 @@ def identify() -> Device:
 
 
 def state() -> DeviceState:
-    """The GPU of this process; knows nothing where the driver brings no NVML. Raises TrtfleetError where there is no GPU."""
+    """The GPU of this process. Raises TrtfleetError where there is no GPU, or no NVML that could tell whether it is idle."""
     driver()
-    try:
-        return nvml().state()
-    except TrtfleetError:
-        return DeviceState()
+    return nvml().state()
 
 
 def reasons_source() -> Callable[[], int]:

@@ -352,7 +352,8 @@ class IExecutionContext(Speaker):
                     )
                     addresses[name] = room
                     allocators[name].notify_shape(name, Dims(value.shape))
-                _array(addresses[name], value.shape, engine._dtypes[name])[...] = value
+                wrong = replayed and "replayWrong" in engine._plan.actions
+                _array(addresses[name], value.shape, engine._dtypes[name])[...] = np.zeros_like(value) if wrong else value
             seconds = _noise().seconds(mean, replayed)
             if profiler is not None and not replayed:
                 for layer in engine._plan.layers:

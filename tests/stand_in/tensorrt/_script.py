@@ -46,6 +46,7 @@ ACTIONS = {
     "executeFails": "execute_async_v3 returns False",
     "executeFaults": "an illegal memory access in a kernel",
     "captureFails": "its kernels cannot be captured in a graph",
+    "replayWrong": "wrong values come out when a graph replays it, right ones when the host launches it",
     "nan": "NaN comes out",
     "inf": "Inf comes out",
     "wrong": "wrong values come out, a third faster",
