@@ -383,7 +383,7 @@ def campaign(scene: Scene, knobs: str = "") -> Outturn:
     seconds["down"] = sum(min(RESTART_SECONDS, world.now - at) for at in downs)
     last = max(body.last_trial for body in bodies)
     seconds["ending"] = sum(end - max(began, last) for body in bodies for began, end in body.waits if end > last)
-    seconds["waiting"] -= seconds["ending"]
+    seconds["waiting"] = max(0.0, seconds["waiting"] - seconds["ending"])
     found = truth.log_ratio(truth.space.flips_of(pick)) if pick else 0.0
     return Outturn(
         scene=scene,

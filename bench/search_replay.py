@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from planted import BUILD_SD, Truth, plant
 
+from tuner_job.campaign.rounds import OVERLAP
 from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.select import select
 from tuner_job.search.pick import pick
@@ -34,8 +35,8 @@ def replay(
 ) -> list[Observation]:
     """The history of one whole search.
 
-    `overlap`: rounds are planned as campaign.rounds.overlaps lets them at the earliest, while all other workers are still in a
-    trial, or half of the round is.
+    `overlap`: rounds are planned as early as campaign.rounds.overlaps lets them, while all other workers are in a trial, or as
+    much of the round as may be.
     """
     rng = np.random.default_rng([seed, 7])
     history: list[Observation] = []
@@ -52,7 +53,7 @@ def replay(
         planned = running + [
             truth.observe(f"{number:03d}-{i:05d}", p.candidate, rng, fingerprints) for i, p in enumerate(proposals)
         ]
-        late = min(workers - 1, len(planned) // 2) if overlap and len(planned) >= workers else 0
+        late = min(workers - 1, int(OVERLAP * len(planned))) if overlap and len(planned) >= workers else 0
         history += planned[: len(planned) - late]
         running = planned[len(planned) - late :]
 

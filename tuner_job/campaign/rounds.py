@@ -39,6 +39,10 @@ FINAL_BUILDS = 15
 """Builds that a device-time budget keeps back for the final (5 of the candidate, 10 of the default)."""
 
 LARGEST_ROUND = 256
+
+OVERLAP = 0.25
+"""Most of a round that may be unknown when the next one is planned. More keeps workers busier, and plans on less."""
+
 MOST_ROUNDS = 999
 """Names of trials have three digits for it."""
 
@@ -97,11 +101,11 @@ def seal(run: RunRecord, plan: PlanRecord, digests: Mapping[str, str]) -> SealRe
 def overlaps(run: RunRecord, plan: PlanRecord, elsewhere: int) -> bool:
     """Whether the round may be sealed and the next one planned while `elsewhere` of its trials are in other hands, none free.
 
-    They are carried over, so that nobody waits at the end of a round for its slowest trial. Not before half of the round is known,
-    and not in a round of fewer trials than workers: its answers are wanted first, or there is nothing left to add.
+    They are carried over, so that nobody waits at the end of a round for its slowest trial. Not before most of it is known, and
+    not in a round of fewer trials than workers: its answers are wanted first, or there is nothing left to add.
     """
     eager = getattr(strategy_of(run.inputs), "overlaps", False)  # a plug-in need not say
-    return bool(eager) and len(plan.trials) >= run.shards and 2 * elsewhere <= len(plan.trials)
+    return bool(eager) and len(plan.trials) >= run.shards and elsewhere <= OVERLAP * len(plan.trials)
 
 
 def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
