@@ -38,7 +38,7 @@ from tuner_job.routes.knobs import parse_knob_list
 from tuner_job.routes.select import select
 from tuner_job.routes.tuning_cache import read_tuning_cache
 from tuner_job.search.space import VARIANT, Flip, Flips, Space
-from tuner_job.store.connect import open_remote
+from tuner_job.store.objects import ObjectStore
 
 _SETTING = "setting:"
 LEAST_R2 = 0.9
@@ -198,7 +198,7 @@ def _ridge(x: Floats, y: Floats) -> Floats:
 
 def from_run(folder: Path, run: str) -> Landscape:
     """A run's explored trials. Raises InputError."""
-    reader = RunReader(open_remote(folder.resolve().as_uri(), {}), run)
+    reader = RunReader(ObjectStore.open(folder.resolve().as_uri()), run)
     fold = reader.fold()
     results = fold.folded
     found = scores(results, fold.discovery, fold.run.inputs.measure.metric)

@@ -105,7 +105,7 @@ class Landscape:
     @property
     def single_share(self) -> float:
         """Share of the best log gain that one flip alone has."""
-        return min(0.0, self.best_single) / self.best[1] if self.best[1] < 0 else 1.0
+        return abs(min(0.0, self.best_single) / self.best[1]) if self.best[1] < 0 else 1.0
 
     @property
     def easy(self) -> bool:
