@@ -52,6 +52,8 @@ def test_the_page_says_what_changed_and_where_the_time_went(layers: tuple, chang
     assert changed in said
     assert f"The default has {len(layers[0].layers)} layers, the candidate {len(layers[1].layers)}." in said
     assert "slows the whole" in said
+    assert "default's layers candidate's layers default's time candidate's time saved" in " ".join(said.split())
+    assert "A tactic is the kernel" in said
     assert len(Parsed(render(page_of(run.reader))).all("svg")) == 8
 
 
