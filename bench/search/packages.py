@@ -29,8 +29,8 @@ from tuner_job.api.outcome import Outcome
 from tuner_job.search.space import Flip, Space
 
 LOCK = Path(__file__).parents[2] / "requirements" / "bench.txt"
-NEVERGRAD = "RecombiningPortfolioOptimisticNoisyDiscreteOnePlusOne"
-"""nevergrad's optimiser: what its own guide names for noisy discrete problems; see bench/search/README.md."""
+NEVERGRAD = "DiscreteLenglerOnePlusOne"
+"""What nevergrad's own wizard (NGOpt) takes where all variables are discrete; bench/search/README.md says what else was tried."""
 _DEFAULT = ""
 
 
