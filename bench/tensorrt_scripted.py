@@ -1,6 +1,6 @@
 """A whole campaign over all 211 knobs of TensorRT, without a GPU: `trtfleet run` against the stand-in for TensorRT.
 
-    python -m bench.tensorrt_scripted [--trials N] [--seed N] [--keep FOLDER]
+    python -m bench.tensorrt_scripted [--trials N] [--seed N] [--keep FOLDER] [--output FILE]
 
 What is real: command, store, planning, workers, children, backend, accuracy (ONNX Runtime computes the outputs), statistics,
 signing, report. What stands in: TensorRT, the driver and NVML (tests/stand_in). Device time is planted, so the winner can be held
@@ -8,7 +8,7 @@ against the truth, and runs on a virtual clock, so nothing waits for it.
 
 The truth: LIVE of the 207 changes of one knob have an effect, some only beside their parent, some pairs interact; others change
 nothing, but that some fail, each in another way (FAILING). Builds differ by luck, sessions by the drift recorded on an H200.
-Writes bench/results/tensorrt-scripted.md.
+Writes bench/results/tensorrt-scripted.md, or --output.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=256, help="budget.maxTrials [256, as of a job that names none]")
     parser.add_argument("--seed", type=int, default=5, help="of the planted truth")
     parser.add_argument("--keep", type=Path, help="folder for everything that the run writes [a temporary one]")
+    parser.add_argument("--output", type=Path, default=RESULT, help="for the page, of a smaller run say")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-tensorrt-") as temporary:
         folder = options.keep or Path(temporary)
@@ -270,7 +271,7 @@ def main() -> None:
         campaign = run(folder, options.trials, options.seed)
         command = f"python -m bench.tensorrt_scripted --trials {options.trials} --seed {options.seed}"
         page = text(campaign, command)
-    RESULT.write_text(page)
+    options.output.write_text(page)
     print(page)
 
 
