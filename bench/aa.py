@@ -111,9 +111,14 @@ def _fit(name: str, rows: Floats) -> Noise:
 
 
 def _pairs(logs: Floats, build: npt.NDArray[np.int64], length: int = 20) -> float:
-    """Spread over time of the difference of two builds' medians of 20 sessions, the builds' own difference taken out."""
+    """Spread over time of the difference of two builds' medians of 20 sessions, the builds' own difference taken out.
+
+    NaN for a recording that is too short to tell.
+    """
     series = [logs[build == b] for b in range(build.max() + 1)]
     blocks = min(one.size for one in series) // length
+    if blocks < 2:
+        return math.nan
     medians = np.array([np.median(one[: blocks * length].reshape(blocks, length), axis=1) for one in series])
     differences = medians[::2] - medians[1::2]
     return float(np.sqrt(np.mean(np.var(differences, axis=1, ddof=1))))

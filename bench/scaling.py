@@ -1,6 +1,6 @@
 """One campaign on 1 to 64 workers in virtual time: how busy they are kept, and where the rest of the time goes.
 
-    python -m bench.scaling [--workers 1 2 4 8 16 32 64] [--trials 416 2048] [--processes 2]
+    python -m bench.scaling [--workers 1 2 4 8 16 32 64] [--trials 24 416 2048] [--processes 2]
 
 writes bench/results/scaling.{json,md}. Workers are the product's own (Explorer, TrialRunner, Baseline, Claims, Heart, RunReader
 over a store in memory), planned by its own `next_plan` with its default strategy over the 211 knobs. Only three things are made
@@ -25,6 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 
@@ -67,6 +68,10 @@ LIVE = 38
 SMALLEST_POOL = 2
 KINDS = ("trials", "controls", "waiting", "ending", "planning", "lost", "down")
 """`waiting`: at the end of a round. `ending`: once no trial was left to begin. `down`: from a worker's death to its successor."""
+WHOLE_ROUNDS = ((2, 24), (32, 416))
+"""Workers and trials of campaigns that are shown without overlap as well."""
+FEWEST_TRIALS = 4
+"""Of each worker; a larger pool is not tried."""
 TARGETS = {32: 0.9, 64: 0.8}
 DIGEST = "ab" * 32
 
@@ -267,6 +272,8 @@ class Scene:
     """Share of the tries that kill their worker: each of them, whoever runs it."""
     trial_seconds: float = 60.0
     """Of the median trial."""
+    overlap: float = rounds.OVERLAP
+    """Most of a round that may be unknown when the next one is planned; negative: none, rounds are whole."""
     strategy: str = "Adaptive"
     planning: float | None = None
     """Seconds that a plan takes; None: what it took."""
@@ -372,7 +379,12 @@ def campaign(scene: Scene, knobs: str = "") -> Outturn:
             return
         heart.close()
 
-    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
+    whole = scene.overlap < 0
+    with (
+        tempfile.TemporaryDirectory(prefix="scaling-") as name,
+        mock.patch.object(rounds, "overlaps", (lambda *_: False) if whole else rounds.overlaps),
+        mock.patch.object(rounds, "OVERLAP", scene.overlap),
+    ):
         for index in range(scene.workers):
             world.start(lambda index=index: worker(index, 0, Path(name)))  # type: ignore[misc]
         world.run()
@@ -464,15 +476,19 @@ def efficiency(one: Outturn, alone: Outturn) -> float:
 
 
 def scenes(workers: Sequence[int], trials: Sequence[int], seeds: int) -> list[Scene]:
-    """Every pool with stragglers and kills, one undisturbed worker for each length and seed, and two harsher cases."""
+    """Every pool with stragglers and kills, one undisturbed worker for each length and seed.
+
+    Beside them one pool whose tries kill their workers, and short campaigns with whole rounds.
+    """
     found = []
     for count in trials:
         for seed in range(1, seeds + 1):
             found.append(Scene(1, count, seed, killed=0.0))
-            found += [Scene(pool, count, seed) for pool in workers if pool > 1]
+            found += [Scene(pool, count, seed) for pool in workers if 1 < pool <= count / FEWEST_TRIALS]
     largest, longest = max(workers), max(trials)
     if largest > 1:
         found.append(Scene(largest, longest, 1, killed_tries=KILLED))
+    found += [Scene(pool, count, 1, overlap=-1.0) for pool, count in WHOLE_ROUNDS if pool in workers and count in trials]
     return found
 
 
@@ -482,6 +498,8 @@ class Row:
 
     workers: int
     trials: int
+    whole_rounds: bool
+    """Without overlap: for comparison."""
     kills: str
     seeds: int
     efficiency: float
@@ -494,16 +512,18 @@ class Row:
 
 def rows(outturns: Sequence[Outturn]) -> list[Row]:
     alone = {(o.scene.trials, o.scene.seed): o for o in outturns if o.scene.workers == 1}
-    groups: dict[tuple[int, float, int], list[Outturn]] = {}
+    groups: dict[tuple[int, float, float, int], list[Outturn]] = {}
     for one in (o for o in outturns if (o.scene.trials, o.scene.seed) in alone):
-        groups.setdefault((one.scene.trials, one.scene.killed_tries, one.scene.workers), []).append(one)
+        key = (one.scene.trials, one.scene.killed_tries, -one.scene.overlap, one.scene.workers)
+        groups.setdefault(key, []).append(one)
     found = []
-    for (trials, tries, workers), members in sorted(groups.items()):
+    for (trials, tries, whole, workers), members in sorted(groups.items()):
         values = [efficiency(one, alone[trials, one.scene.seed]) for one in members]
         found.append(
             Row(
                 workers=workers,
                 trials=trials,
+                whole_rounds=whole > 0,
                 kills=f"{tries:.0%} of the tries" if tries else "none" if workers == 1 else f"{KILLED:.0%} of the workers",
                 seeds=len(members),
                 efficiency=float(np.mean(values)),
@@ -522,7 +542,7 @@ def missed(found: Sequence[Row]) -> list[str]:
     lines = []
     for one in found:
         target = TARGETS.get(one.workers)
-        if target is not None and one.efficiency < target:
+        if target is not None and one.efficiency < target and not one.whole_rounds:
             worst = max(set(KINDS) - {"trials", "controls"}, key=lambda kind: one.of_time[kind])
             lines.append(
                 f"{one.workers} workers, {one.trials} trials ({one.trials / one.workers:.1f} each), killed: {one.kills}: "
@@ -552,8 +572,8 @@ def markdown(found: Sequence[Row], durations: Durations, seconds: float) -> str:
     for one in found:
         target = f"{TARGETS[one.workers]:.0%}" if one.workers in TARGETS else ""
         lines.append(
-            f"| {one.trials} | {one.workers} | {one.kills} | {one.seeds} | **{one.efficiency:.1%}** ({one.lowest:.1%}) "
-            f"| {target} | {one.rounds:.0f} | {one.hours:.2f} | "
+            f"| {one.trials} | {one.workers} | {one.kills}{'; whole rounds' * one.whole_rounds} | {one.seeds} "
+            f"| **{one.efficiency:.1%}** ({one.lowest:.1%}) | {target} | {one.rounds:.0f} | {one.hours:.2f} | "
             + " | ".join(f"{one.of_time[kind]:.1%}" for kind in KINDS)
             + f" | {one.share:.2f} |"
         )
@@ -573,7 +593,7 @@ def markdown(found: Sequence[Row], durations: Durations, seconds: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--trials", type=int, nargs="+", default=[416, 2048])
+    parser.add_argument("--trials", type=int, nargs="+", default=[24, 416, 2048])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=HERE / "results")

@@ -53,7 +53,7 @@ def replay(
         planned = running + [
             truth.observe(f"{number:03d}-{i:05d}", p.candidate, rng, fingerprints) for i, p in enumerate(proposals)
         ]
-        late = min(workers - 1, int(OVERLAP * len(planned))) if overlap and len(planned) >= workers else 0
+        late = min(workers - 1, max(1, int(OVERLAP * len(planned)))) if overlap and len(planned) >= workers else 0
         history += planned[: len(planned) - late]
         running = planned[len(planned) - late :]
 

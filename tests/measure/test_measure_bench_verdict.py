@@ -1,4 +1,5 @@
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 from scipy import stats
@@ -44,7 +45,7 @@ def test_a_cell_that_misses_its_promises_is_named_and_one_that_keeps_them_is_not
         regret=0.02,
     )
     [false, uncovered, regret] = verdict.losing([bad])
-    assert "5 of 200 proven" in false
+    assert "5 of 200 are false winners" in false
     assert "interval of the bytes covers 0.0%" in uncovered
     assert "regret 2.00%" in regret
 
@@ -57,3 +58,10 @@ def test_trtexecs_rule_finds_a_huge_gain_and_a_winner_where_all_are_equal() -> N
     assert equal.winners.share > 0.9
     assert equal.right.hits == 0
     assert equal.bias > 0.005
+
+
+def test_a_document_gives_back_the_cells_that_it_was_made_from() -> None:
+    graph = aa.recorded()[0]
+    for size in ((5, 12), None):
+        cell = verdict.cell(graph, 0.01, 0.03, finals=3, size=size)
+        assert verdict._cell(json.loads(json.dumps(asdict(cell)))) == cell

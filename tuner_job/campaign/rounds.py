@@ -41,7 +41,8 @@ FINAL_BUILDS = 15
 LARGEST_ROUND = 256
 
 OVERLAP = 0.25
-"""Most of a round that may be unknown when the next one is planned. More keeps workers busier, and plans on less."""
+"""Most of a round that may be unknown when the next one is planned; one trial always may. More of it keeps workers busier, and
+plans on less."""
 
 MOST_ROUNDS = 999
 """Names of trials have three digits for it."""
@@ -105,7 +106,7 @@ def overlaps(run: RunRecord, plan: PlanRecord, elsewhere: int) -> bool:
     not in a round of fewer trials than workers: its answers are wanted first, or there is nothing left to add.
     """
     eager = getattr(strategy_of(run.inputs), "overlaps", False)  # a plug-in need not say
-    return bool(eager) and len(plan.trials) >= run.shards and elsewhere <= OVERLAP * len(plan.trials)
+    return bool(eager) and len(plan.trials) >= run.shards and elsewhere <= max(1, OVERLAP * len(plan.trials))
 
 
 def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
