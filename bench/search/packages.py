@@ -82,7 +82,9 @@ class Optuna(Fastest):
         self._optuna: Any = optuna
         self._space = space
         self._prune = prune
-        pruner = optuna.pruners.WilcoxonPruner() if prune else optuna.pruners.NopPruner()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that it is experimental
+            pruner = optuna.pruners.WilcoxonPruner() if prune else optuna.pruners.NopPruner()
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), pruner=pruner)
         self._study.enqueue_trial(dict.fromkeys(space.dimensions, _DEFAULT))
         self._open: list[tuple[str, Any]] = []

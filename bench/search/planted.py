@@ -34,6 +34,8 @@ class Planted:
     woken: dict[Flip, Flip] = field(default_factory=dict)
     """Child flip → the parent flip without which it does nothing."""
     failing: dict[Flip, Outcome] = field(default_factory=dict)
+    rescued: dict[Flip, Flip] = field(default_factory=dict)
+    """Failing flip → the flip beside which it does not fail."""
     failing_pairs: dict[Pair, Outcome] = field(default_factory=dict)
     build_factors: dict[Flip, float] = field(default_factory=dict)
     base_build_seconds: float = 20.0
@@ -45,7 +47,7 @@ class Planted:
         return frozenset(f for f in flips if f in self.effects and (f not in self.woken or self.woken[f] in flips))
 
     def outcome(self, flips: Flips) -> Outcome:
-        ends = {self.failing[flip] for flip in flips if flip in self.failing}
+        ends = {end for flip, end in self.failing.items() if flip in flips and self.rescued.get(flip) not in flips}
         ends |= {end for pair, end in self.failing_pairs.items() if pair <= flips}
         return min(ends, key=lambda end: -_WORST.index(end)) if ends else Outcome.FEASIBLE
 
@@ -76,7 +78,7 @@ class Planted:
             while moved:
                 moved = False
                 for flip in (live[j] for j in order):
-                    parents = {self.woken[flip]} if flip in self.woken else set()
+                    parents = {mates[flip] for mates in (self.woken, self.rescued) if flip in mates}
                     others = frozenset(f for f in current if f.dimension != flip.dimension)
                     for trial in (current - {flip}, others | {flip}, others | {flip} | parents):
                         if len({f.dimension for f in trial}) < len(trial) or self.outcome(trial) is not Outcome.FEASIBLE:
@@ -103,6 +105,7 @@ class Planted:
             "pairs": [[_pair(pair), round(effect, 6)] for pair, effect in sorted(self.pairs.items(), key=_by_pair)],
             "woken": [[list(child), list(parent)] for child, parent in sorted(self.woken.items())],
             "failing": [[*flip, end.value] for flip, end in sorted(self.failing.items())],
+            "rescued": [[list(flip), list(mate)] for flip, mate in sorted(self.rescued.items())],
             "failing_pairs": [[_pair(pair), end.value] for pair, end in sorted(self.failing_pairs.items(), key=_by_pair)],
             "build_factors": [[*flip, factor] for flip, factor in sorted(self.build_factors.items())],
             "base_build_s": self.base_build_seconds,
@@ -116,6 +119,7 @@ class Planted:
             pairs={_read_pair(pair): float(e) for pair, e in document["pairs"]},
             woken={Flip(*child): Flip(*parent) for child, parent in document["woken"]},
             failing={Flip(d, v): Outcome(end) for d, v, end in document["failing"]},
+            rescued={Flip(*flip): Flip(*mate) for flip, mate in document["rescued"]},
             failing_pairs={_read_pair(pair): Outcome(end) for pair, end in document["failing_pairs"]},
             build_factors={Flip(d, v): float(f) for d, v, f in document["build_factors"]},
             base_build_seconds=float(document["base_build_s"]),

@@ -45,7 +45,7 @@ def test_a_table_survives_the_file(tmp_path):
     assert (tmp_path / "two.json.gz").read_bytes() == (tmp_path / "one.json.gz").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["synthetic-family", "synthetic-settings"])
+@pytest.mark.parametrize("name", ["synthetic-family", "synthetic-settings", "synthetic-rescued"])
 def test_a_rule_survives_the_file(tmp_path, name):
     before = synthetic(name, 3)
     save(before, tmp_path / "one.json.gz")
@@ -207,3 +207,13 @@ def test_a_child_sleeps_without_its_parent_and_has_then_the_default_engine():
         assert where.planted.fingerprint(frozenset({child})) == where.planted.fingerprint(frozenset())
         assert where.planted.fingerprint(frozenset({child, parent})) != where.planted.fingerprint(frozenset({parent}))
         assert child.dimension.startswith(f"{parent.dimension}:")
+
+
+def test_a_rescued_flip_fails_alone_and_not_beside_its_mate_and_is_part_of_the_best():
+    where = synthetic("synthetic-rescued", 0)
+    assert where.planted is not None
+    assert where.planted.rescued
+    for flip, mate in where.planted.rescued.items():
+        assert where.truth(frozenset({flip})).outcome is not OK
+        assert where.truth(frozenset({flip, mate})).outcome is OK
+    assert where.best[0] & where.planted.rescued.keys()
