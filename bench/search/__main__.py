@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--late", type=float, default=0.0, help="chance that a build ends a round late")
     parser.add_argument("--jobs", type=int, default=2, help="processes that play")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--large", type=int, default=10_000, help="results of the plan that is timed by itself; 0: none")
     parser.add_argument("--report-only", action="store_true", help="play nothing")
     options = parser.parse_args(arguments)
     try:
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for where in places.values()
     }
     how = "python -m bench.search" + (f" {' '.join(arguments if arguments is not None else sys.argv[1:])}".rstrip())
-    text = report.page(shown, about, how)
+    large = (options.large, *series.plan_large(options.large)) if options.large else None
+    text = report.page(shown, about, how, large)
     report.plots(shown, options.output)
     (options.output / "README.md").write_text(text)
     print(text)

@@ -33,16 +33,17 @@ class Ours:
         self._workers = workers
         self._pilot: list[Built] = []
         self._built: list[Built] = []
-        self._planned = 0
+        self.planned = 0
+        """Trials so far."""
 
     def ask(self, count: int, left: int, pending: Sequence[Candidate]) -> Sequence[Candidate]:  # noqa: ARG002  it plays in rounds
-        trials = self._planned + left
+        trials = self.planned + left
         limit = min(LARGEST_ROUND, max(4 * self._workers, trials // 4, 8))
-        budget = Budget(trials, self._planned, limit, self._workers)
+        budget = Budget(trials, self.planned, limit, self._workers)
         answer = self._strategy.next_round(self._space, self._history(), budget, self._seed, pending)
         if isinstance(answer, Done):
             return ()
-        self._planned += len(answer)
+        self.planned += len(answer)
         return [proposal.candidate for proposal in answer]
 
     def tell(self, built: Built) -> None:

@@ -17,8 +17,8 @@ def label(fraction: float) -> str:
     return f"{fraction:g} O" if fraction > 0 else f"{-fraction:.0%} of all"
 
 
-def page(results: Sequence[Result], about: dict[str, str], how: str) -> str:
-    """Markdown."""
+def page(results: Sequence[Result], about: dict[str, str], how: str, large: tuple[int, float, float] | None = None) -> str:
+    """Markdown. `large`: results, seconds and megabytes of one large plan."""
     seeds = len({one.seed for one in results})
     dull = score.easy(results)
     table = score.cells(results)
@@ -53,6 +53,8 @@ def page(results: Sequence[Result], about: dict[str, str], how: str) -> str:
         if strategy == score.OURS and fraction in (1.0, 2.0)
     ]
     lines += _costs(results)
+    if large:
+        lines += ["", f"One plan of Adaptive after {large[0]:,} results: {large[1]:.1f} s, {large[2]:.0f} MB in all."]
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import json
 import os
+import resource
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -19,9 +21,10 @@ from bench.search.landscape import Landscape, load
 from bench.search.noise import PILOT_BUILDS
 from bench.search.players import Ours, Random, Trtexec
 from bench.search.score import Result
-from bench.search.simulate import Played, Player, play
+from bench.search.simulate import Builder, Played, Player, play
 from bench.search.synthetic import RECIPES, synthetic
 from tuner_job.api.base import InputError
+from tuner_job.api.measurement import BASELINE
 from tuner_job.api.outcome import Outcome
 from tuner_job.search.strategy import strategy
 
@@ -32,6 +35,8 @@ FRACTIONS = (0.25, 0.5, 1.0, 2.0)
 """Budgets in O, the builds of one-at-a-time."""
 PRODUCT_FRACTIONS = (0.05, 0.1, 0.2)
 """Budgets in configurations of a full product."""
+NOISY_SD = 0.02
+"""Where sessions differ less, stopping them early saves nothing beside a build: a pruner does not apply."""
 LEAST_BUDGET = PILOT_BUILDS + 4
 
 Make = Callable[[Landscape, int, int, int], Player]
@@ -48,6 +53,8 @@ class Kind:
     """Default builds before the first trial."""
     packaged: bool = False
     """Whether it needs requirements/bench.txt."""
+    noisy: bool = False
+    """Whether it is played only where sessions differ by NOISY_SD."""
 
 
 def _ours(name: str, anytime: bool) -> Kind:
@@ -69,6 +76,7 @@ KINDS: dict[str, Kind] = {
         lambda where, seed, budget, workers: packages.Optuna(where.space, seed, prune=True),  # noqa: ARG005
         True,
         packaged=True,
+        noisy=True,
     ),
     "nevergrad": Kind(
         lambda where, seed, budget, workers: packages.Nevergrad(where.space, seed, budget, workers), False, packaged=True
@@ -241,6 +249,8 @@ def tasks(
         for name in names:
             where = landscape(name, seed)
             for player in strategies:
+                if kind(player).noisy and where.noise.session_sd < NOISY_SD:
+                    continue
                 key = code(player, workers, late)
                 left = [f for f in budgets(where, fractions) if (where.name, player, seed, f, key) not in have]
                 if left:
@@ -257,3 +267,22 @@ def play_all(queue: Iterator[Task], jobs: int) -> Iterator[list[Result]]:
                 ended, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in ended)
         yield from (future.result() for future in running)
+
+
+def plan_large(count: int) -> tuple[float, float]:
+    """Seconds and megabytes (of a process of its own, all in all) of one plan of Adaptive after `count` results."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_plan_large, count).result()
+
+
+def _plan_large(count: int) -> tuple[float, float]:
+    where = landscape("synthetic-dense", 0)
+    builder, routes = Builder(where, 0), Random(where.space, 0)
+    player = Ours(strategy("Adaptive"), where.space, 0, where.noise.told_sd, where.noise.build_sd, 64, False)
+    for candidate in [BASELINE] * PILOT_BUILDS + list(routes.ask(count, count, ())):
+        player.tell(builder.build(candidate))
+    player.planned = count
+    began = time.perf_counter()
+    player.ask(64, count, ())
+    seconds = time.perf_counter() - began
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -226,3 +226,14 @@ def test_a_task_gives_the_same_result_every_time():
 def test_the_stated_error_grows_with_the_spread_of_builds_and_sessions():
     assert SILENT.told_sd == 0.0
     assert replace(LOUD, build_sd=0.0).told_sd < LOUD.told_sd < replace(LOUD, build_sd=0.05).told_sd
+
+
+def test_a_pruner_is_played_only_where_sessions_differ_much():
+    names = ["synthetic-sparse", "synthetic-host"]
+    assert [task.landscape for task in series.tasks(names, ["optuna-wilcoxon"], [0], [])] == ["synthetic-host"]
+
+
+def test_a_large_plan_is_timed(tmp_path):
+    seconds, megabytes = series.plan_large(30)
+    assert seconds > 0
+    assert megabytes > 10
