@@ -103,7 +103,8 @@ def test_only_the_readers_own_trust_root_says_whom_to_believe() -> None:
     written = write_result(record("confirmed"), SIGNER)
     _, key = read_result(written, "result.json")
     require_trusted(key, TrustRoot([PublicKey.from_pem(SIGNER.public.pem, "here")]), "result.json")
-    with pytest.raises(VerificationFailed, match=rf"signed by {key.key_id[:16]}, but that key is not in my keys; .*publicKey.* --trust"):
+    told = rf"signed by {key.key_id[:16]}, but that key is not in my keys; .*publicKey.* --trust"
+    with pytest.raises(VerificationFailed, match=told):
         require_trusted(key, TrustRoot([Signer.generate().public], "my keys"), "result.json")
 
 
