@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.search.landscape import Landscape, Truth, Unrecorded, knob_list, save
+from bench.search.landscape import Landscape, Truth, knob_list, save
 from bench.search.noise import Floats, Noise, make, recorded
 from tuner_job.api.base import InputError
 from tuner_job.api.messages import DiscoveryRecord
@@ -272,7 +272,6 @@ def from_trtexec(path: Path, knobs: Path) -> Landscape:
     base = float(np.median(times[frozenset()]))
     rows = {flips: Truth(end, float(np.median(times[flips])) - base if times[flips] else None) for flips, end in ends.items()}
     rows[frozenset()] = Truth(Outcome.FEASIBLE, 0.0)
-    reach: Unrecorded = "unsupported"
     return Landscape(
         name=f"trtexec-{path.stem}",
         kind="recorded",
@@ -283,7 +282,6 @@ def from_trtexec(path: Path, knobs: Path) -> Landscape:
         space=space,
         noise=recorded()["graph"],
         rows=rows,
-        unrecorded=reach,
     )
 
 

@@ -21,7 +21,7 @@ from tuner_job.api.base import InputError
 from tuner_job.api.outcome import Outcome
 from tuner_job.routes.knobs import Knob, KnobList, parse_knob_list
 from tuner_job.routes.select import select
-from tuner_job.search.space import VARIANT, Flip, Flips, Space
+from tuner_job.search.space import Flip, Flips, Space
 
 FORMAT = "trtfleet-landscape"
 VERSION = 1
@@ -235,8 +235,3 @@ def _truth(row: Mapping[str, Any]) -> Truth:
 
 def _flips(document: Mapping[str, str]) -> Flips:
     return frozenset(Flip(dimension, value) for dimension, value in document.items())
-
-
-def variant_of(flips: Flips) -> str:
-    """The variant flip's value; empty for the base variant."""
-    return next((flip.value for flip in flips if flip.dimension == VARIANT), "")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bench.search.noise import PILOT_BUILDS
 from bench.search.simulate import Built
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.outcome import Outcome
@@ -170,7 +169,3 @@ class Random(Fastest):
 
     def _heads(self) -> bool:
         return bool(self._rng.random() < self._chance)
-
-
-PILOTS = {"ours": PILOT_BUILDS, "peer": 1}
-"""Builds of the default before the first trial."""
