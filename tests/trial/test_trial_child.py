@@ -64,6 +64,7 @@ def test_a_child_started_by_hand_needs_only_its_folder(tmp_path):
     report = ChildReport.from_json((tmp_path / REPORT_FILE).read_bytes())
     assert (report.status, report.phase) == ("invalidInput", Phase.START)
     assert report.reason.startswith("backend 'absent': not installed (entry points trtfleet.backends: onnxruntime")
+    assert report.detail == {"fault": "runtime"}, "and not the job's"
 
 
 def test_a_waiting_child_leaves_quietly_when_nobody_wants_it(tmp_path):

@@ -40,6 +40,9 @@ EXIT_NO_SPACE = 74
 """Exit code of a child that could not write: no space or no quota left."""
 
 
+RUNTIME_FAULT = "runtime"
+
+
 class Phase(StrEnum):
     """What a child is doing; each phase has its own deadline."""
 
@@ -193,3 +196,4 @@ class ChildReport(Model):
     layers: dict[str, LayerProfile] = Field(default_factory=dict)
     """Of every engine of `inspect`."""
     detail: dict[str, str] = Field(default_factory=dict)
+    """`fault`: RUNTIME_FAULT where the engine library is at fault and not the job."""

@@ -38,6 +38,7 @@ from tuner_job.api.child import (
     PHASE_FD,
     REPORT_FILE,
     REQUEST_FILE,
+    RUNTIME_FAULT,
     TIMING_CACHE_FILE,
     ChildReport,
     ChildRequest,
@@ -260,16 +261,19 @@ def report_on(request: ChildRequest, make: Callable[[], BackendFactory]) -> Chil
     """`perform`, with every exception turned into a status. A want of disk space passes through as OSError."""
     progress = Progress()
 
-    def ended(status: Failure, reason: str) -> ChildReport:
-        return ChildReport(
-            status=status, phase=progress.phase, reason=" ".join(reason.split())[:2000], seconds=progress.seconds()
-        )
+    def ended(status: Failure, reason: str, **detail: str) -> ChildReport:
+        line = " ".join(reason.split())[:2000]
+        return ChildReport(status=status, phase=progress.phase, reason=line, seconds=progress.seconds(), detail=detail)
 
     try:
-        factory = make()
-        if request.operation == "inspect":
-            os.environ.update(getattr(factory, "inspect_environment", {}))  # before the device is opened
-        done = perform(request, factory(request.device), progress)
+        try:
+            factory = make()
+            if request.operation == "inspect":
+                os.environ.update(getattr(factory, "inspect_environment", {}))  # before the device is opened
+            backend = factory(request.device)
+        except InputError as error:
+            return ended("invalidInput", str(error), fault=RUNTIME_FAULT)
+        done = perform(request, backend, progress)
         return done.model_copy(update={"phase": progress.phase, "seconds": progress.seconds()})
     except Cancelled:
         raise

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from tuner_job.accuracy.archive import unpack
 from tuner_job.api.base import InputError, TrtfleetError
-from tuner_job.api.child import ChildRequest, Limits, MeasureSettings, Phase, ShapeCase
+from tuner_job.api.child import RUNTIME_FAULT, ChildRequest, Limits, MeasureSettings, Phase, ShapeCase
 from tuner_job.api.inputs import VariantInput
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.messages import DiscoveryRecord, RunRecord
@@ -38,6 +38,13 @@ SCRATCH_FLOOR = 256 << 20
 
 _UNUSABLE = {"busy": "DeviceBusy", "noDevice": "NoDevice"}
 """A child's status → reason of a worker that ends because of it: it is to be started again, here or elsewhere."""
+
+
+def _at_fault(end: TrialEnd) -> str:
+    """A reason word for input with which no candidate could work."""
+    if end.report is not None and end.report.detail.get("fault") == RUNTIME_FAULT:
+        return "RuntimeMismatch"
+    return "InvalidReferences" if end.phase is Phase.CHECK else "InvalidModel"
 
 
 class Stopped(Exception):
@@ -192,7 +199,7 @@ class Workspace:
             raise Stopped
         of_variant = request.candidate.variant != BASELINE.variant and end.phase in (Phase.BUILD, Phase.LOAD)
         if end.bad_input and not of_variant:  # what the engine cannot do with one variant is refused, and ends no run
-            raise InputError(end.reason, reason="InvalidModel" if end.phase is not Phase.CHECK else "InvalidReferences")
+            raise InputError(end.reason, reason=_at_fault(end))
         return end
 
     def insist(self, request: ChildRequest, limits: Limits | None = None) -> TrialEnd:
