@@ -250,7 +250,7 @@ DISCOVERED = {
         "model.plugins", "load none", model={"plugins": [{"uri": "model.onnx", "digest": "sha256:" + "0" * 64}]}
     ),
     "another version of the runtime": runtime("ONNXRuntime", "1.0.0", "CPU", "ONNXRuntime 1.0.0", "install the version"),
-    "runtime that is not installed": runtime("TensorRT", "11.2.1", "GPU", "'tensorrt': not installed", "another family"),
+    "runtime that is not installed": runtime("TensorRT", "11.2.1", "GPU", "no Python module tensorrt", "install tensorrt"),
 }
 """Mistakes that the first worker finds."""
 
