@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator bench-tensorrt bench-rtx e2e e2e-faults clean
+.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator bench-tensorrt bench-rtx bench-search bench-verdict bench-scaling e2e e2e-faults clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -50,6 +50,15 @@ bench-tensorrt: setup ## A whole campaign over all 211 knobs of a scripted Tenso
 
 bench-rtx: setup ## Real TensorRT-RTX builds every example under every builder setting; no GPU needed
 	$(PY) -m bench.tensorrt_rtx
+
+bench-search: setup ## Adaptive and its peers on recorded and synthetic landscapes (hours; goes on where it was)
+	$(PY) -m bench.search --seeds 100 --jobs 2
+
+bench-verdict: setup ## What the verdict is worth beside simpler rules (about a quarter of an hour)
+	$(PY) -m bench.verdict
+
+bench-scaling: setup ## A campaign on 1 to 64 simulated workers, with stragglers and kills
+	$(PY) -m bench.scaling
 
 lock: ## Lock dependencies again (needs uv on PATH)
 	scripts/lock

@@ -26,7 +26,7 @@ def test_operator_is_no_package_since_the_name_is_pythons_own() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("lock", ["bootstrap", "run", "dev", "examples"])
+@pytest.mark.parametrize("lock", ["bootstrap", "run", "dev", "examples", "rtx", "bench"])
 def test_every_dependency_is_locked_by_version_and_hash(lock: str) -> None:
     text = (ROOT / "requirements" / f"{lock}.txt").read_text()
     pins = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
