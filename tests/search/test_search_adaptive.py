@@ -82,6 +82,23 @@ def test_a_culprit_is_never_built_again() -> None:
     assert sum(o.outcome is REFUSED for o in history) <= 6
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flip_that_works_only_beside_another_is_found_though_it_fails_alone(seed: int) -> None:
+    space = small_space((2,) * 20)
+    needy, helper = Flip("-k4", "1"), Flip("-k15", "1")
+
+    def world(trial, candidate):
+        flips = space.flips_of(candidate)
+        if needy in flips and helper not in flips:
+            return Observation(trial, candidate, REFUSED)
+        return Observation(trial, candidate, OK, -0.3 if needy in flips else 0.0, 0.005)
+
+    history, _, _ = run(strategy("Adaptive"), space, world, 120, seed, round_limit=8)
+    chosen = pick(history, space, 0.003)
+    assert chosen is not None
+    assert {needy, helper} <= space.flips_of(chosen.candidate)
+
+
 def test_success_exonerates_and_elimination_convicts() -> None:
     failures = Failures([REFUSED, OK, OK], [frozenset({0, 1, 2}), frozenset({0, 3}), frozenset({1})])
     assert failures.culprits == {2}

@@ -4,7 +4,8 @@
 2. Exploring: most trials are stacks drawn from the posterior (Thompson sampling), or the incumbent with one to three flips
    changed; the rest are groups of flips that may still turn out well on top of the incumbent, and rebuilds of the leaders.
 3. Finishing (last 15 %): nested stacks of the surest flips, the leaders with weak flips taken out, and rebuilds of the leaders.
-Inert flips are never dropped for good, for a child may act only beside its parent; refused candidates are never tried again.
+Inert flips are never dropped for good, for a child may act only beside its parent, nor are flips that failed alone: some work
+only beside another. Refused candidates are never tried again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _DRAWS = 30
 """Draws before a share of the round is given up as exhausted."""
 _MOST_BUILDS = 4
 _LEADERS = 5
+_TRIALS_PER_APPEAL = 24
+"""Of a round there is one trial in so many for flips that only ever failed."""
+_COMPANY = 8
+"""Flips beside the incumbent's in such a trial."""
 
 
 class Adaptive:
@@ -156,6 +161,8 @@ class _Round:
         found: list[Proposal] = []
         kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.35, 0.3, 0.3, 0.05])]
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
+        if 2 * self.budget.spent >= self.post.size:  # sooner, what is not known yet promises more
+            found += _up_to(min(max(1, count // _TRIALS_PER_APPEAL), count - len(found)), self._appeals())
         if groups := kinds.count(2):
             size = max(1, min(self.group, 4))
             hope = np.minimum(self.post.fit.samples, 0.0).mean(axis=0)
@@ -201,6 +208,17 @@ class _Round:
             made = [] if risky else self._propose(stack, f"the incumbent with {self._describe(changed)} changed")
             misses = 0 if made else misses + 1
             yield from made
+
+    def _appeals(self) -> Iterator[Proposal]:
+        """Flips that only ever failed, in new company: the incumbent and some flips that are known to work."""
+        against = self.failures.against
+        for j in sorted((j for j in against if j < self.post.size), key=lambda j: (len(against[j]), j)):
+            works = [k for k in self.knobs if k in self.failures.exonerated and k not in self.incumbent]
+            company = self._toggle(self.incumbent, [*self.rng.permutation(works)[:_COMPANY].tolist()]) - {j}
+            company = frozenset(k for k in company if self.dimension[k] != self.dimension[j])
+            if company and self.failures.may_appeal(j, company):
+                failed = f"{self.post.flips[j]} failed in {len(against[j])} candidates; does it beside others?"
+                yield from self.past.new([(self.space.candidate(self.post.named(company | {j})), failed)])
 
     def _toggle(self, stack: Stack, changed: Sequence[int]) -> Stack:
         result = set(stack)

@@ -17,6 +17,8 @@ from tuner_job.api.outcome import Outcome
 Stack = frozenset[int]
 
 _MOST_BLAME = 0.95
+_MOST_FAILURES = 4
+"""Candidates that failed with a culprit before it is given up for good."""
 
 
 class Failures:
@@ -32,6 +34,10 @@ class Failures:
             flip for stack in self.failed for flip in stack - self.exonerated if len(stack - self.exonerated) == 1
         )
         """Flips that fail alone, as far as elimination can tell. A later success clears them."""
+        self.against: dict[int, list[Stack]] = {
+            flip: sorted((stack for stack in self.failed if flip in stack), key=sorted) for flip in sorted(self.culprits)
+        }
+        """Culprit → the candidates that failed with it."""
         self._blame: dict[int, float] = defaultdict(float)
         self._pair_blame: dict[tuple[int, int], float] = defaultdict(float)
         proven = {pair for stack in succeeded for pair in combinations(sorted(stack), 2)}
@@ -55,6 +61,15 @@ class Failures:
         if flip in self.exonerated:
             return 0.0
         return min(_MOST_BLAME, max(self.rate, self._blame.get(flip, 0.0)))
+
+    def may_appeal(self, flip: int, beside: Stack) -> bool:
+        """Whether a culprit is worth another trial beside these flips: it failed in few candidates, in none that had them all.
+
+        Some flips work only when another one is set (recorded on an H200: a fusion of convolutions that crashed in all 80
+        configurations without the channels-last layout, worked in all 80 with it, and was needed for the best).
+        """
+        against = self.against.get(flip, [])
+        return len(against) < _MOST_FAILURES and not any(beside <= stack for stack in against)
 
     def is_suspect(self, flip: int) -> bool:
         """Whether it stood in a failure that is not explained yet, and in no success."""
