@@ -1,5 +1,6 @@
 """Which module is taken for TensorRT, what it offers, and what a worker without it is told."""
 
+import importlib
 import json
 import sys
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ def install(tmp_path, monkeypatch):
 
     def write(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()  # a folder that changed twice within one tick of its time looks unchanged
 
     yield write
     for names in MODULES.values():
