@@ -153,7 +153,7 @@ metadata: {{name: bucket}}
 spec: {{url: "{address.url}", endpoint: "{s3_server.endpoint}", region: us-east-1}}
 """
         opened = ObjectStore.open(address.url, address.options)
-        return Observed(tmp_path / name, job(3, "bucket") + store, store=opened, workers=2, variables=variables)
+        return Observed(tmp_path / name, job(4, "bucket") + store, store=opened, workers=2, variables=variables)
 
     undisturbed = over_s3("undisturbed")
     undisturbed.explore()
