@@ -49,7 +49,7 @@ bench-tensorrt: setup ## A whole campaign over all 211 knobs of a scripted Tenso
 	$(PY) -m bench.tensorrt_scripted
 
 bench-rtx: setup ## Real TensorRT-RTX builds every example under every builder setting; no GPU needed
-	$(PY) -m bench.tensorrt_rtx
+	$(PY) -m bench.rtx_builds
 
 bench-search: setup ## Adaptive and its peers on recorded and synthetic landscapes (hours; goes on where it was)
 	$(PY) -m bench.search --seeds 100 --jobs 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.tensorrt_rtx import BACKEND, DEFAULT_BUILDS, Tried, main, page, tries, values_of
+from bench.rtx_builds import BACKEND, DEFAULT_BUILDS, Tried, main, page, tries, values_of
 from tuner_job.api.child import ChildReport
 from tuner_job.api.measurement import BuilderSetting, EngineFile
 

@@ -24,7 +24,7 @@ MAKE = {
     "make bench-aa": ".venv/bin/python -m bench.aa simulate",
     "make bench-operator": ".venv/bin/python -m bench.operator.settle",
     "make bench-tensorrt": ".venv/bin/python -m bench.tensorrt_scripted",
-    "make bench-rtx": ".venv/bin/python -m bench.tensorrt_rtx",
+    "make bench-rtx": ".venv/bin/python -m bench.rtx_builds",
     "make e2e": ".venv/bin/python -m pytest -q tests/e2e",
     "make e2e-faults": ".venv/bin/python -m bench.faults",
 }

@@ -1,4 +1,4 @@
-"""TensorRT-RTX for tests and bench/tensorrt_rtx.py: the real library, which builds engines without a GPU and runs none.
+"""TensorRT-RTX for tests and bench/rtx_builds.py: the real library, which builds engines without a GPU and runs none.
 
 Children find it by PYTHONPATH alone: its bindings load the libraries that lie in the package beside them.
 """

@@ -1,6 +1,6 @@
 """Real builds: TensorRT for RTX builds every model of examples/ under each value of each builder setting.
 
-    python -m bench.tensorrt_rtx
+    python -m bench.rtx_builds
 
 No GPU is needed: TensorRT for RTX builds anywhere, for every GPU that it knows, and loads its engines only on one of them. So
 this shows what is built, what is refused and in which words, how long it takes and what it changes in the engine's bytes; no
@@ -65,7 +65,7 @@ def values_of(described: ChildReport) -> dict[str, tuple[str, ...]]:
     """Setting → values to try. Raises SystemExit where the backend offers one that is not known here."""
     unknown = [setting.name for setting in described.settings if not setting.values and setting.name not in NUMBERS]
     if unknown:
-        raise SystemExit(f"bench.tensorrt_rtx: the backend offers {', '.join(unknown)}; say in NUMBERS which values to try")
+        raise SystemExit(f"bench.rtx_builds: the backend offers {', '.join(unknown)}; say in NUMBERS which values to try")
     return {
         setting.name: setting.values or tuple(str(number) for number in NUMBERS[setting.name]) for setting in described.settings
     }
@@ -115,7 +115,7 @@ def page(rows: Sequence[Tried], described: ChildReport, when: str) -> str:
     lines = [
         "# Real builds with TensorRT for RTX",
         "",
-        f"Written by `python -m bench.tensorrt_rtx` at {when}: TensorRT for RTX {described.versions[BACKEND]} on "
+        f"Written by `python -m bench.rtx_builds` at {when}: TensorRT for RTX {described.versions[BACKEND]} on "
         f"{platform.machine()}, {os.cpu_count()} cores, no GPU.",
         "",
         f"{len(rows)} builds in children of the supervisor, {built} built, {len(rows) - built} not. Engines of this library are "
@@ -181,7 +181,7 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench.tensorrt_rtx", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(prog="bench.rtx_builds", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--model", action="append", help="name of an example; all unless given, may be repeated")
     options = parser.parse_args(arguments)
@@ -191,12 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         path = python_path()
     except RtxUnavailable as error:
-        print(f"bench.tensorrt_rtx: {error}", file=sys.stderr)
+        print(f"bench.rtx_builds: {error}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="tensorrt-rtx-") as folder, supervisor(Path(folder), path) as children:
         end = children.run(ChildRequest(operation="describe", backend=BACKEND, device="CPU", output=""), Limits())
         if end.report is None or end.report.status != "ok":
-            print(f"bench.tensorrt_rtx: {end.reason}", file=sys.stderr)
+            print(f"bench.rtx_builds: {end.reason}", file=sys.stderr)
             return 1
         rows = []
         for job in jobs:
