@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple, Protocol
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from tuner_job.api.child import MeasureSettings
 from tuner_job.backends import nvml
+from tuner_job.backends.cuda import Stream
 from tuner_job.measure.sampling import Aside
 
 
@@ -35,6 +37,16 @@ class Lane(Protocol):
     def once(self) -> Took: ...
 
     def close(self) -> None: ...
+
+
+def on_device(stream: Stream, launch: Callable[[], None]) -> Took:
+    """One launch on the stream, whose device's context is current in this thread: between two events, and on the host's clock."""
+    start = time.perf_counter_ns()
+    stream.mark_start()
+    launch()
+    stream.mark_end()
+    seconds = stream.elapsed()
+    return Took(seconds, (time.perf_counter_ns() - start) / 1e9)
 
 
 class Lanes:

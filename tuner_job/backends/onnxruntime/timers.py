@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from tuner_job.api.child import MeasureSettings
 from tuner_job.backends import cuda
-from tuner_job.backends.lanes import GpuTimer, Lanes, Took
+from tuner_job.backends.lanes import GpuTimer, Lanes, Took, on_device
 from tuner_job.backends.onnxruntime.session import BUILD_ERRORS
 from tuner_job.backends.protocol import Tensors
 from tuner_job.measure.sampling import Aside
@@ -112,12 +112,7 @@ class _CudaLane:
 
     def _on_device(self) -> Took:
         self._driver.use()
-        start = time.perf_counter_ns()
-        self._stream.mark_start()
-        self._bound.run()
-        self._stream.mark_end()
-        seconds = self._stream.elapsed()
-        return Took(seconds, (time.perf_counter_ns() - start) / 1e9)
+        return on_device(self._stream, self._bound.run)
 
     def _with_transfers(self) -> Took:
         self._driver.use()

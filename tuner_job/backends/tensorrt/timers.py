@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tuner_job.api.child import MeasureSettings
 from tuner_job.backends.cuda import CudaError, Graph, driver
-from tuner_job.backends.lanes import GpuTimer, Took
+from tuner_job.backends.lanes import GpuTimer, Took, on_device
 from tuner_job.backends.protocol import Tensors
 from tuner_job.backends.tensorrt.execution import Execution, Loaded
 
@@ -96,12 +96,7 @@ class _Lane:
 
     def _on_device(self) -> Took:
         self._driver.use()
-        start = time.perf_counter_ns()
-        self._stream.mark_start()
-        self._launch()
-        self._stream.mark_end()
-        seconds = self._stream.elapsed()
-        return Took(seconds, (time.perf_counter_ns() - start) / 1e9)
+        return on_device(self._stream, self._launch)
 
     def _with_transfers(self) -> Took:
         self._driver.use()
