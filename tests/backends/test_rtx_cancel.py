@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
-from rig.rtx import EXAMPLES, example
+from rig.rtx import EXAMPLES, example, told
 
 pytestmark = pytest.mark.timeout(900)  # the first test on a machine fetches the library
 
@@ -60,15 +55,7 @@ print(json.dumps([build(20), build(-1)]))
 def builds(rtx_path):
     """In one process: a build that is cancelled at its 20th step, then one that is not."""
     model, _ = example(next(path for path in EXAMPLES if path.stem == "silero-vad"))
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, model],
-        env={**os.environ, "PYTHONPATH": rtx_path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return told(BUILD, rtx_path, model)
 
 
 def test_the_library_ends_its_build_at_the_next_step_and_says_so(builds):

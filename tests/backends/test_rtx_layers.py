@@ -7,14 +7,11 @@ same information, key by key, into its log: that is turned into JSON here.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from rig.rtx import BACKEND, EXAMPLES, compile_request, example
+from rig.rtx import BACKEND, EXAMPLES, compile_request, example, told
 from rig.tiny import write_tiny_model
 from stand_in.stage import Stage
 
@@ -91,15 +88,7 @@ def information(lines: list[str]) -> str:
 def builds(rtx_path):
     """Of one model, in one process: `default` many times over, and once `without TF32`."""
     model, _ = example(next(path for path in EXAMPLES if path.stem == "silero-vad"))
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, model, str(BUILDS)],
-        env={**os.environ, "PYTHONPATH": rtx_path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return told(BUILD, rtx_path, model, str(BUILDS))
 
 
 def test_a_real_engines_layers_are_read(builds):

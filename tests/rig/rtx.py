@@ -5,10 +5,13 @@ Children find it by PYTHONPATH alone: its bindings load the libraries that lie i
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +72,19 @@ def example(job: Path) -> tuple[Path, tuple[ShapeCase, ...]]:
     inputs = file.inputs(file.target(None))
     model = fetch(inputs.variants[0].uri, job.parent, base=job.parent)  # packaged: it stays where it is
     return model, resolve_cases(inspect(model), inputs.cases)
+
+
+def told(program: str, path: str, *arguments: str | Path) -> Any:
+    """The JSON that a Python program prints, in a process of its own that finds the library on `path`."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="session")
