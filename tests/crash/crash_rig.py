@@ -238,6 +238,12 @@ class Point:
     delay: float = 0.0
     before: Callable[[Observed], bool] | None = None
     """What a kill that comes in time forestalls. Some gaps are a few milliseconds wide, so this is told, not demanded."""
+    over: Callable[[Observed], bool] | None = None
+    """What ends the stage of this point: a fast machine may be past it when the kill before came late."""
+
+    def missed(self) -> Point:
+        """Too late for the victim, so the command is killed."""
+        return replace(self, what=f"too late for {self.what!r}", victim="cli", over=None)
 
 
 @dataclass
@@ -270,6 +276,9 @@ class Killer:
                 victims, looked = self.observed.processes(point.victim), time.monotonic()
             if point.seen(self.observed):
                 break
+            if point.over is not None and point.over(self.observed):
+                point, victims = point.missed(), []
+                break
             time.sleep(POLL)
         time.sleep(point.delay)
         if point.victim == "worker" and self.observed.has(lambda run: layout.claim(run, "final", 1)):
@@ -281,6 +290,8 @@ class Killer:
             assert time.monotonic() < give_up, f"never there: {point}\n{self.observed.log()}"
             if self.observed.ended_well():
                 self.observed.start()
+            if point.over is not None and point.over(self.observed):
+                point = point.missed()
             time.sleep(POLL)
             victims = self.observed.processes(point.victim)
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself just now

@@ -39,9 +39,13 @@ def rng() -> random.Random:
 def discovering(rng: random.Random) -> Iterator[Point]:
     first, second, third = rng.sample(("cli", "worker", "child"), 3)
     yield Point("as discover is claimed", first, lambda o: o.has(lambda run: layout.claim(run, "discover", 1)), rng.uniform(0, 2))
-    yield Point("after a pilot build", second, lambda o: o.built("pilot-*") >= 1, rng.uniform(0, 0.5))
-    yield Point("after two pilot builds", third, lambda o: o.built("pilot-*") >= 2, rng.uniform(0, 0.5))
+    yield Point("after a pilot build", second, lambda o: o.built("pilot-*") >= 1, rng.uniform(0, 0.5), over=discovered)
+    yield Point("after two pilot builds", third, lambda o: o.built("pilot-*") >= 2, rng.uniform(0, 0.5), over=discovered)
     yield Point("between discovery and plan", "worker", lambda o: o.has(layout.discovery), before=planned(1))
+
+
+def discovered(o: Observed) -> bool:
+    return o.has(layout.discovery)
 
 
 def exploring(rng: random.Random, killer: Killer) -> Iterator[Point]:
@@ -74,8 +78,12 @@ def proving(rng: random.Random) -> Iterator[Point]:
     victims: list[Victim] = ["child", "worker", "cli", "worker"]
     rng.shuffle(victims)
     for count, victim in zip((1, 2, 3), victims, strict=False):
-        yield Point(f"after {count} builds of the final", victim, built(count), rng.uniform(0, 0.7))
-    yield Point("after all builds of the final", victims[-1], all_built, rng.uniform(0, 0.7))
+        yield Point(f"after {count} builds of the final", victim, built(count), rng.uniform(0, 0.7), over=proven)
+    yield Point("after all builds of the final", victims[-1], all_built, rng.uniform(0, 0.7), over=proven)
+
+
+def proven(o: Observed) -> bool:
+    return o.has(layout.verdict)
 
 
 def built(count: int) -> Seen:
@@ -170,7 +178,7 @@ spec: {{url: "{address.url}", endpoint: "{s3_server.endpoint}", region: us-east-
             for n, victim in zip((1, 3, 5), explored, strict=True)
         ),
         Point("between seal and plan", rng.choice(("worker", "cli")), sealed(1), before=planned(2)),
-        Point("in the final", rng.choice(("worker", "cli")), built(2), rng.uniform(0, 1)),
+        Point("in the final", rng.choice(("worker", "cli")), built(2), rng.uniform(0, 1), over=proven),
         Point("after the manifest", "cli", published(layout.MANIFESTS), before=published(layout.POINTERS)),
     ):
         killer.kill(point)
