@@ -19,7 +19,8 @@ from bench.search import packages
 from bench.search.convert import from_h200
 from bench.search.landscape import Landscape, load
 from bench.search.noise import PILOT_BUILDS
-from bench.search.players import Ours, Random, Trtexec
+from bench.search.ours import Ours
+from bench.search.players import Random, Trtexec
 from bench.search.score import Result
 from bench.search.simulate import Builder, Played, Player, play
 from bench.search.synthetic import RECIPES, synthetic
@@ -29,7 +30,7 @@ from tuner_job.api.outcome import Outcome
 from tuner_job.search.strategy import strategy
 
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[1]
+SEARCH = HERE.parents[1] / "tuner_job" / "search"
 H200 = HERE.parent / "results" / "h200"
 FRACTIONS = (0.25, 0.5, 1.0, 2.0)
 """Budgets in O, the builds of one-at-a-time."""
@@ -187,11 +188,11 @@ def run(task: Task) -> list[Result]:
 def code(name: str, workers: int = 1, late: float = 0.0) -> str:
     """Digest of all that a result of this player depends on, other than recordings."""
     parts = ["landscape", "noise", "planted", "synthetic", "convert", "simulate", "players"]
-    files = [HERE / f"{part}.py" for part in parts] + [REPOSITORY / "tuner_job" / "search" / "space.py"]
+    files = [HERE / f"{part}.py" for part in parts] + [SEARCH / "flips.py", SEARCH / "space.py"]
     if kind(name).packaged:
         files += [HERE / "packages.py", packages.LOCK]
     elif name not in KINDS or kind(name).pilot == PILOT_BUILDS:
-        files += sorted((REPOSITORY / "tuner_job" / "search").glob("*.py"))
+        files += [HERE / "ours.py", *sorted(SEARCH.glob("*.py"))]
     digest = hashlib.sha256(f"{workers} {late}".encode())
     for path in files:
         digest.update(path.read_bytes())

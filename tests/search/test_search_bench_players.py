@@ -11,7 +11,8 @@ from search_landscapes import C2, C3, LOUD, SILENT, A, B, additive
 
 from bench.search import report, score, series
 from bench.search.noise import make
-from bench.search.players import Ours, Random, Trtexec
+from bench.search.ours import Ours
+from bench.search.players import Random, Trtexec
 from bench.search.score import Result
 from bench.search.simulate import Builder, play
 from tuner_job.api.measurement import BASELINE

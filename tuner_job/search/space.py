@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.routes.knobs import KnobList
 from tuner_job.routes.route import make_route
 from tuner_job.routes.select import SearchKnob, require_search
+from tuner_job.search.flips import Flip, Flips
+from tuner_job.search.prior import Prior
+
+__all__ = ["VARIANT", "Flip", "Flips", "Prior", "Space"]
 
 VARIANT = "variant"
 _SETTING = "setting:"
-
-
-class Flip(NamedTuple):
-    """One dimension away from its default."""
-
-    dimension: str
-    """A knob's name (with its dash), `setting:<name>`, or `variant`."""
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.dimension.removeprefix(_SETTING)}={self.value}"
-
-
-Flips = frozenset[Flip]
 
 
 @dataclass(frozen=True)
@@ -39,6 +28,8 @@ class Space:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Builder setting → values to try; leaving the setting away is its default."""
     variants: tuple[str, ...] = (BASELINE.variant,)
+    prior: Prior = field(default_factory=Prior)
+    """What is believed of the flips before the first trial; flips in it that the space does not have are passed over."""
 
     @cached_property
     def base(self) -> str:
