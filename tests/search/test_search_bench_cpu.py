@@ -1,4 +1,4 @@
-"""Landscapes that are recorded on this machine's CPU: real children, a graph of two convolutions, a product of four."""
+"""Landscapes that are recorded on this machine's CPU: real children, a tiny model, a product of four."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import math
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from onnx import TensorProto as T
-from onnx import helper as h
-from onnx import numpy_helper
+from rig.tiny import write_tiny_model
 
 from bench.cpu import __main__ as command
 from bench.cpu import products, quiet, record
@@ -47,12 +44,7 @@ spec:
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """Its product is TINY, in batches of two."""
-    weights = [numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), name) for name in ("v", "w")]
-    nodes = [h.make_node("Conv", ["x", "v"], ["c"]), h.make_node("Relu", ["c"], ["r"]), h.make_node("Conv", ["r", "w"], ["y"])]
-    values = [h.make_tensor_value_info(name, T.FLOAT, shape) for name, shape in (("x", [1, 4, 9, 9]), ("y", None))]
-    graph = h.make_graph(nodes, "g", values[:1], values[1:], weights)
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
-    (tmp_path / "tiny.onnx").write_bytes(model.SerializeToString())
+    write_tiny_model(tmp_path / "tiny.onnx")
     (tmp_path / "tiny.yaml").write_text(JOB)
     monkeypatch.setitem(products.PRODUCTS, "tiny", TINY)
     monkeypatch.setattr(record, "BATCH", 2)
