@@ -25,6 +25,8 @@ from tuner_job.search.singles import on, variants_first
 from tuner_job.search.space import VARIANT, Space
 from tuner_job.search.sparse import Array
 
+_SMALL_ROUND = 16
+_TRIALS_PER_WORKER = 4
 _SCREENING_SHARE = 0.35
 _FINISHING_SHARE = 0.15
 _FEW = 24
@@ -45,7 +47,7 @@ _LEADERS = 5
 _TRIALS_PER_APPEAL = 12
 """Of a round there is one trial in so many for flips that only ever failed."""
 _COMPANY = 8
-"""Flips beside the incumbent's in such a trial."""
+"""Least number of flips beside which it was not tried yet, in such a trial."""
 _WIDEST = 48
 """Flips of a group on top of its base."""
 _FLOOR = 1e-4
@@ -77,7 +79,9 @@ class Adaptive:
         space.require_choices()
         if not budget.left:
             return Done(f"the budget of {budget.trials} trials is used up")
-        size = min(budget.next_round, max(1, budget.workers, -(-budget.trials // self.rounds)))
+        # Small rounds learn from each other; so many trials a worker keep it busy.
+        size = min(-(-budget.trials // self.rounds), max(_SMALL_ROUND, _TRIALS_PER_WORKER * budget.workers))
+        size = min(budget.next_round, max(1, budget.workers, size))
         round_ = _Round(History(space, history, pending), budget, seed, self.group)
         return tuple(round_.proposals(size)) or Done("every combination within reach was tried, and the leaders rebuilt")
 
@@ -291,15 +295,25 @@ class _Round:
             yield from made
 
     def _appeals(self) -> Iterator[Proposal]:
-        """Flips that only ever failed, in new company: the incumbent and some flips that are known to work."""
+        """Flips that only ever failed, beside candidates that work; and what it is that those need which then worked."""
+        for j, mates in self.failures.needs.items():
+            half = sorted(mates, key=lambda k: (k not in self.incumbent, k))[: -(-len(mates) // 2)]
+            if len(mates) > 1 and j < self.post.size and max(half) < self.post.size:
+                stack = self._toggle(self.incumbent - mates - {j}, [*half, j])
+                yield from self.past.new(
+                    [(self.space.candidate(self.post.named(stack)), f"what does {self.post.flips[j]} need?")]
+                )
+        working = [t.stack for t in self.post.tried if all(j < self.post.size for j in t.stack)]
         doubtful = [j for j in range(self.post.size) if self.failures.against[j] and self.failures.blame(j) > _GROUP_FAILURES]
-        for j in sorted(doubtful, key=lambda j: (len(self.failures.against[j]), j)):
-            works = [k for k in self.knobs if k in self.failures.exonerated and k not in self.incumbent]
-            company = self._toggle(self.incumbent, [*self.rng.permutation(works)[:_COMPANY].tolist()]) - {j}
-            company = frozenset(k for k in company if self.dimension[k] != self.dimension[j])
-            if company and self.failures.risk(company) <= _GROUP_FAILURES and self.failures.may_appeal(j, company):
-                failed = f"{self.post.flips[j]} failed in {len(self.failures.against[j])} candidates; does it beside others?"
-                yield from self.past.new([(self.space.candidate(self.post.named(company | {j})), failed)])
+        appeals = []
+        for j in doubtful:
+            company = [self._toggle(stack, [j]) - {j} for stack in working if j not in stack]
+            fresh = [len(self.failures.untried_beside(j, rest)) for rest in company]
+            if fresh and max(fresh) >= min(_COMPANY, -(-len(self.knobs) // 8)):
+                appeals.append((-max(fresh), j, company[fresh.index(max(fresh))]))
+        for _, j, beside in sorted(appeals, key=lambda appeal: appeal[:2]):
+            failed = f"{self.post.flips[j]} failed in {len(self.failures.against[j])} candidates; does it beside others?"
+            yield from self.past.new([(self.space.candidate(self.post.named(beside | {j})), failed)])
 
     def _toggle(self, stack: Stack, changed: Sequence[int]) -> Stack:
         result = set(stack)

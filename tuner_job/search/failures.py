@@ -24,12 +24,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 _MOST_BLAME = 0.95
-_MOST_FAILURES = 4
-"""Candidates that failed with a culprit before it is given up for good."""
 _PAIR_RATE = 3e-4
 """Probability that a pair fails whose members do not, when nothing else is known."""
 _MOST_EVIDENCE = 10.0
 """Log likelihood ratio that one failure can add."""
+_FAILED_WITHOUT = 2
+"""Failures of a flip before it is asked what it needs."""
 _SWEEPS = 12
 _MOST_EXAMINED = 400
 """Unexplained failures that are looked at, the smallest stacks first: the larger, the less they tell."""
@@ -56,15 +56,42 @@ class Failures:
                 self.against[flip].append(stack)
         self.rate = (1 + len(self.culprits)) / (25 + len(self.exonerated) + len(self.culprits))
         """Chance that a flip of which nothing is known fails alone."""
-        unexplained = [stack for stack in self.failed if not stack & self.culprits]
-        self._suspects: Stack = frozenset(flip for stack in unexplained for flip in stack - self.exonerated)
         size = 1 + max((flip for stack in (*succeeded, *self.failed) for flip in stack), default=-1)
+        proven = _proven(succeeded, size)
+        self.needs = self._needs(succeeded, proven)
+        """Flip that failed without and works beside certain others → those others, as far as they are known by now."""
+        unexplained = [
+            stack
+            for stack in self.failed
+            if not stack & self.culprits and not any(flip in stack and not stack & mates for flip, mates in self.needs.items())
+        ]
+        self._suspects: Stack = frozenset(flip for stack in unexplained for flip in stack - self.exonerated)
         self._hazard, self._pair_hazard = self._infer(
             sorted(unexplained, key=lambda stack: (len(stack), sorted(stack)))[:_MOST_EXAMINED],
-            _proven(succeeded, size),
+            proven,
             believed or {},
         )
         self._believed = {flip: hazard(chance) for flip, chance in (believed or {}).items()}
+
+    def _needs(self, succeeded: Sequence[Stack], proven: npt.NDArray[np.bool_]) -> dict[int, Stack]:
+        """What stood beside a flip in all of its successes and in none of its failures.
+
+        Only failures count of which the rest is known to work together, and only if no single other flip explains them as well.
+        """
+        found = {}
+        for flip in sorted(self.exonerated):
+            failures = []
+            for stack in self.failed:
+                rest = sorted(stack - {flip})
+                if flip in stack and proven[np.ix_(rest, rest)].all():
+                    failures.append(stack)
+            if len(failures) < _FAILED_WITHOUT:
+                continue
+            successes = [stack for stack in succeeded if flip in stack]
+            mates = frozenset.intersection(*successes).difference(*failures)
+            if mates and frozenset.intersection(*failures).difference(*successes) <= {flip}:
+                found[flip] = mates
+        return found
 
     def _infer(
         self, failed: Sequence[Stack], proven: npt.NDArray[np.bool_], believed: Mapping[int, float]
@@ -105,14 +132,13 @@ class Failures:
             return float(self._hazard[flip])
         return self._believed.get(flip, hazard(self.rate))
 
-    def may_appeal(self, flip: int, beside: Stack) -> bool:
-        """Whether a flip that never succeeded is worth a trial beside these: it failed in few candidates, in none with them all.
+    def untried_beside(self, flip: int, stack: Stack) -> Stack:
+        """Which of these flips never stood beside this one in a failure: any of them may be what it needs.
 
         Some flips work only when another one is set (recorded on an H200: a fusion of convolutions that crashed in all 80
         configurations without the channels-last layout, worked in all 80 with it, and was needed for the best).
         """
-        against = self.against[flip]
-        return len(against) < _MOST_FAILURES and not any(beside <= stack for stack in against)
+        return stack.difference(*self.against[flip]) - {flip}
 
     def is_suspect(self, flip: int) -> bool:
         """Whether it stood in a failure that is not explained yet, and in no success."""
@@ -132,7 +158,10 @@ class Failures:
         stack = frozenset(flips)
         if stack in self.failed or stack & self.culprits:
             return 1.0
-        return -math.expm1(-self.hazard(stack))
+        safe = math.exp(-self.hazard(stack))
+        for flip in self.needs.keys() & stack:
+            safe *= len(self.needs[flip] & stack) / len(self.needs[flip])
+        return 1 - safe
 
 
 def hazard(chance: float) -> float:
