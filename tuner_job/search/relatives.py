@@ -162,7 +162,10 @@ class _Told:
             gain = tried.estimate - self._post.predict(lost)
             if kept and gain < -SMALLEST_GAIN:
                 found.setdefault(kept, gain)
-        return sorted(found.items(), key=lambda item: (round(item[1], 9), len(item[0]), sorted(item[0])))[:STARTS_OF_ONE]
+        least = min(found.values(), default=0.0)
+        # As near to the best as no final could tell: the simpler one has less to go wrong with elsewhere.
+        behind = {flips: int((gain - least) / SMALLEST_GAIN + 1e-6) for flips, gain in found.items()}
+        return sorted(found.items(), key=lambda item: (behind[item[0]], len(item[0]), sorted(item[0])))[:STARTS_OF_ONE]
 
     def _translated(self, stack: Stack, inside: set[Flip]) -> tuple[Flips, Stack]:
         """The same values against the defaults here, and which of its flips this space cannot express."""
