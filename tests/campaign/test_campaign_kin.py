@@ -274,7 +274,7 @@ def test_discover_learns_from_another_version_of_the_jobs_model_and_survives_poi
     own = subject_of(run, found.variants, found.device, found.structure, found.cases)
     other = findings_of(explored(run_record("OneAtATime")), "5" * 64)
     seen = Candidate(settings={"speed": "fast"})
-    finding = other.found[0].model_copy(update={"candidate": seen, "log_ratio": -0.1, "sd": 0.001})
+    finding = other.found[0].model_copy(update={"candidate": seen, "log_ratio": -0.1, "sd": 0.001, "fingerprint": ""})
     near = other.model_copy(
         update={
             "subject": own.model_copy(update={"structure": "5" * 64, "models": {"default": "6" * 64}}),

@@ -71,7 +71,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
     require_offered(inputs)
     variants = space.fetch_models(inputs.variants)
     space.fetch_plugins()
-    info, operators, cases = _inspected(space)
+    info, cases, operators = _inspected(space)
     device, described = describe(space)
     require_runtime(inputs.runtime, described.versions)
     require_hardware(inputs.hardware, device)
@@ -128,8 +128,8 @@ def discover(space: Workspace) -> DiscoveryRecord:
     )
 
 
-def _inspected(space: Workspace) -> tuple[ModelInfo, frozenset[str], tuple[ShapeCase, ...]]:
-    """The base variant's interface, the operator types of all variants, and the cases.
+def _inspected(space: Workspace) -> tuple[ModelInfo, tuple[ShapeCase, ...], frozenset[str]]:
+    """The base variant's interface, the cases, and the operator types of all variants.
 
     Every other variant must share the interface and fit the cases.
     """
@@ -148,7 +148,7 @@ def _inspected(space: Workspace) -> tuple[ModelInfo, frozenset[str], tuple[Shape
                 resolve_cases(other, cases)
             except InputError as error:
                 raise InputError(f"model.variants[{name}]: {error}") from None
-    return info, operators, cases
+    return info, cases, operators
 
 
 def describe(space: Workspace) -> tuple[Device, ChildReport]:
