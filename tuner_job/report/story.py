@@ -240,6 +240,13 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         ]
         versions = [Fact(name, version) for name, version in discovery.versions.items()]
         versions += [Fact(f"variable {name}", value, code=True) for name, value in sorted(discovery.environment.items())]
+    warm = []
+    if discovery:
+        believed = discovery.beliefs
+        warm = [Fact("results of", name) for name in believed.relatives]
+        warm += [
+            Fact(f"candidate of {one.origin}", " ".join(f"{k}={v}" for k, v in one.flips.items())) for one in believed.starts
+        ]
     versions.insert(0, Fact("runtime", f"{inputs.runtime.family} {inputs.runtime.version}"))
     versions.append(Fact("image", inputs.runtime.image_digest, code=True))
     model = []
@@ -279,6 +286,7 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         ("Software", versions),
         ("Model", model),
         ("Accuracy", gate),
+        ("Looked at first, because of relatives", warm),
         ("To repeat it", repeat),
         ("How the final was computed", final),
     ]
