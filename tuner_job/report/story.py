@@ -242,11 +242,10 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         versions += [Fact(f"variable {name}", value, code=True) for name, value in sorted(discovery.environment.items())]
     warm = []
     if discovery:
-        believed = discovery.beliefs
-        warm = [Fact("results of", name) for name in believed.relatives]
-        warm += [
-            Fact(f"candidate of {one.origin}", " ".join(f"{k}={v}" for k, v in one.flips.items())) for one in believed.starts
-        ]
+        warm = [Fact("relative", name) for name in discovery.beliefs.relatives]
+        for one in discovery.beliefs.starts:
+            flips = " ".join(f"{name.removeprefix('setting:')}={value}" for name, value in one.flips.items())
+            warm.append(Fact("to try first", f"{flips} (one of the best of {one.origin})"))
     versions.insert(0, Fact("runtime", f"{inputs.runtime.family} {inputs.runtime.version}"))
     versions.append(Fact("image", inputs.runtime.image_digest, code=True))
     model = []
@@ -286,7 +285,7 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         ("Software", versions),
         ("Model", model),
         ("Accuracy", gate),
-        ("Looked at first, because of relatives", warm),
+        ("Warm start", warm),
         ("To repeat it", repeat),
         ("How the final was computed", final),
     ]
