@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tuner_job.search.posterior import Posterior
 from tuner_job.search.rounds import Budget, Done, History, Observation, Proposal
 from tuner_job.search.singles import on, variants_first
 from tuner_job.search.space import VARIANT, Space
+from tuner_job.search.sparse import Array
 
 _SCREENING_SHARE = 0.35
 _FINISHING_SHARE = 0.15
@@ -36,10 +38,17 @@ _DRAWS = 30
 """Draws before a share of the round is given up as exhausted."""
 _MOST_BUILDS = 4
 _LEADERS = 5
-_TRIALS_PER_APPEAL = 24
+_TRIALS_PER_APPEAL = 12
 """Of a round there is one trial in so many for flips that only ever failed."""
 _COMPANY = 8
 """Flips beside the incumbent's in such a trial."""
+_WIDEST = 24
+"""Flips of a group on top of its base."""
+_FLOOR = 1e-4
+"""Expected gain (log units) that is left to every flip: the draws are too few to say that there is none."""
+_KEPT = 0.7
+_KINDS = (0.35, 0.25, 0.35, 0.05)
+"""Shares of an exploring round: stacks, neighbours, wide groups, rebuilds."""
 
 
 class Adaptive:
@@ -88,7 +97,7 @@ class _Round:
 
     def proposals(self, size: int) -> list[Proposal]:
         """At most `size`; none when nothing is left."""
-        found = list(_up_to(size, variants_first(self.space, self.past) or iter(())))
+        found = list(_up_to(size, variants_first(self.space, self.past) or self._starts()))
         if (left := size - len(found)) and self._screening():
             found += self._screen(left)
         if (left := size - len(found)) and self.budget.spent >= self.budget.trials * (1 - _FINISHING_SHARE):
@@ -98,6 +107,14 @@ class _Round:
         if left := size - len(found):
             found += _up_to(left, self._rebuild(left))
         return found
+
+    def _starts(self) -> Iterator[Proposal]:
+        """What won elsewhere, as far as this space has it."""
+        known = set(self.space.flips)
+        for flips in self.space.prior.starts:
+            inside = frozenset(flips & known)
+            if len({flip.dimension for flip in inside}) == len(inside):
+                yield from self.past.new([(self.space.candidate(inside), f"a relative's leader: {self.space.describe(inside)}")])
 
     # Screening
 
@@ -131,46 +148,81 @@ class _Round:
         what = "one at a time" if self.group == 1 else f"screening in groups of {self.group}"
         needed = 1.0 if self.group == 1 else 2.0
         wanted = [j for j in self.knobs if self.seen[j] < needed]
-        return self._groups(count, self.group, self.base, wanted, what)
-
-    def _groups(self, count: int, size: int, base: Stack, pool: Sequence[int], what: str) -> list[Proposal]:
-        """Deal the least known flips into at most `count` groups on top of `base`; at first by family (the list's order)."""
-        first = all(self.seen[j] == 0 for j in pool)
+        first = all(self.seen[j] == 0 for j in wanted)  # then by family, which is the list's order
         rank = np.arange(len(self.dimension)) if first else self.rng.permutation(len(self.dimension))
-        groups: list[list[int]] = [[] for _ in range(min(count, -(-len(pool) // size)))]
+        wanted.sort(key=lambda j: (math.floor(self.seen[j]), rank[j]))
+        if self.group == 1:
+            return [p for j in wanted[:count] for p in self._propose(self.base | {j}, f"{what}: {self._describe([j])}")]
+        return self._groups(min(count, -(-len(wanted) // self.group)), self.base, wanted, what)
+
+    def _groups(self, count: int, base: Stack, pool: Sequence[int], what: str) -> list[Proposal]:
+        """Deal flips, the first of the pool first, into at most `count` groups on top of `base`.
+
+        As many of a group may be flips that never succeeded as keeps it from failing too often; of others there is room for many,
+        since one timing says as much of a large group as of a small one. A child that never succeeded beside its parent takes it
+        along, for it may act only there.
+        """
+        groups: list[set[int]] = [set() for _ in range(count)]
         held = {self.dimension[j] for j in base}
-        for j in sorted(pool, key=lambda j: (math.floor(self.seen[j]), rank[j])):
+        for j in pool:
             if self.dimension[j] in held:
                 continue
+            company = {j, *(parent for parent in self._alone.get(j, ()) if parent not in base)}
             for group in groups:
-                clash = any(self.dimension[j] == self.dimension[other] for other in group)
-                # One suspect a group: the members of a failed group are told apart by where they succeed next.
-                doubt = self.failures.is_suspect(j) and any(self.failures.is_suspect(other) for other in group)
-                if len(group) < size and not clash and not doubt:
-                    group.append(j)
+                if self._has_room(group | company, base):
+                    group |= company
                     break
         found = []
         for group in groups:
-            found += self._propose(base | set(group), f"{what}: {self._describe(group)}{self._on(base)}") if group else []
+            found += self._propose(base | group, f"{what}: {self._describe(sorted(group))}{self._on(base)}") if group else []
         return found
+
+    def _has_room(self, group: set[int], base: Stack) -> bool:
+        clash = len({self.dimension[j] for j in group}) < len(group)
+        # One suspect a group: the members of a failed group are told apart by where they succeed next.
+        doubts = sum(self.failures.is_suspect(j) for j in group)
+        new = sum(j not in self.failures.exonerated for j in group)
+        fits = not clash and doubts <= 1 and new <= self.group and len(group) <= _WIDEST
+        return fits and self.failures.risk(base | group) <= _GROUP_FAILURES
+
+    @cached_property
+    def _alone(self) -> dict[int, list[int]]:
+        """Child flip → parents beside which it never succeeded yet, but could."""
+        found: dict[int, list[int]] = {}
+        together = [bool(column.any()) for column in self.post.x[:, len(self.post.flips) :].T]
+        for (child, parent), met in zip(self.post.pairs, together, strict=True):
+            if not met and parent not in self.failures.culprits:
+                found.setdefault(child, []).append(parent)
+        return {child: parents[:1] for child, parents in found.items()}
 
     # Exploring
 
     def _explore(self, count: int) -> list[Proposal]:
-        """35 % stacks, 30 % neighbours of the incumbent, 30 % groups, 5 % rebuilds; what cannot be had goes to stacks."""
+        """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _KINDS; what cannot be had goes to stacks."""
         found: list[Proposal] = []
-        kinds = [int(k) for k in self.rng.choice(4, size=count, p=[0.35, 0.3, 0.3, 0.05])]
+        kinds = [int(k) for k in self.rng.choice(4, size=count, p=_KINDS)]
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
-        if 2 * self.budget.spent >= self.post.size:  # sooner, what is not known yet promises more
-            found += _up_to(min(max(1, count // _TRIALS_PER_APPEAL), count - len(found)), self._appeals())
-        if groups := kinds.count(2):
-            size = max(1, min(self.group, 4))
-            hope = np.minimum(self.post.fit.samples, 0.0).mean(axis=0)
-            pool = sorted(set(self.knobs) - self.incumbent, key=lambda j: (round(float(hope[j]), 6), self.seen[j], j))
-            found += self._groups(groups, size, self.incumbent, pool[: groups * size], "hopeful flips beside the incumbent")
-        found += _up_to(kinds.count(1), self._neighbours())
+        if 2 * self.budget.spent >= self.budget.trials:  # sooner, what is not known yet promises more
+            found += _up_to(min(-(-count // _TRIALS_PER_APPEAL), count - len(found)), self._appeals())
+        for _ in range(min(kinds.count(2), count - len(found))):
+            found += self._wide_group()
+        found += _up_to(min(kinds.count(1), count - len(found)), self._neighbours())
         found += _up_to(count - len(found), self._stacks())
         return found + list(_up_to(count - len(found), self._neighbours()))
+
+    def _wide_group(self) -> list[Proposal]:
+        """About half of the flips that may still turn out well, on top of most of the incumbent.
+
+        A timing says as much of many flips as of few, if they are mixed anew each time, those of the incumbent among them.
+        """
+        base = frozenset(sorted(j for j in sorted(self.incumbent) if self.rng.random() < _KEPT or j in self.base))
+        hope = -np.minimum(self.post.beside(self.post.fit.samples, base), 0.0).mean(axis=0) + _FLOOR
+        held = {self.dimension[j] for j in base}
+        pool = [j for j in self.knobs if self.dimension[j] not in held]
+        keys = {j: 0.5 * math.log(float(hope[j])) + float(self.rng.gumbel()) for j in pool}
+        pool.sort(key=lambda j: -keys[j])
+        size = min(_WIDEST, -(-len(pool) // 2))
+        return self._groups(1, base, pool[:size], "hopeful flips beside the incumbent")
 
     def _stacks(self) -> Iterator[Proposal]:
         misses = 0
@@ -180,25 +232,41 @@ class _Round:
             misses = 0 if made else misses + 1
             yield from made
 
-    def _best_stack(self, effects: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Stack:
+    def _best_stack(self, effects: Array) -> Stack:
         """The best candidate if these were the effects, less what is too risky."""
-        best: dict[str, int] = {}
-        for j in range(self.post.size):
-            if effects[j] < 0 and j not in self.failures.culprits:
-                kept = best.get(self.dimension[j])
-                if kept is None or effects[j] < effects[kept]:
-                    best[self.dimension[j]] = j
-        new = sorted((j for j in best.values() if j not in self.failures.exonerated), key=lambda j: float(effects[j]))
-        stack = frozenset(best.values()) - set(new[_NEW_PER_STACK:])
-        by_gain = sorted(stack, key=lambda j: (-float(effects[j]) / (1e-3 + self.failures.blame(j)), j))
+        best = self._improved(frozenset(), effects)
+        new = sorted((j for j in best if j not in self.failures.exonerated), key=lambda j: float(effects[j]))
+        stack = best - set(new[_NEW_PER_STACK:])
+        beside = self.post.beside(effects, stack)
+        by_gain = sorted(stack, key=lambda j: (-float(beside[j]) / (1e-3 + self.failures.blame(j)), j))
         while by_gain and self.failures.risk(by_gain) > _STACK_RISK:
             by_gain.pop(0)
         return frozenset(sorted(by_gain))
 
+    def _improved(self, stack: Stack, effects: Array) -> Stack:
+        """The best flip of every dimension, and then children and parents, alone and together, where that gains."""
+        allowed = [j for j in range(self.post.size) if j not in self.failures.culprits]
+        best: dict[str, int] = {}
+        for j in allowed:
+            if effects[j] < 0 and (self.dimension[j] not in best or effects[j] < effects[best[self.dimension[j]]]):
+                best[self.dimension[j]] = j
+        stack = frozenset(best.values())
+        value = float(effects @ self.post.row(stack))
+        for child, parent in self.post.pairs:
+            if child in self.failures.culprits or parent in self.failures.culprits:
+                continue
+            for changed in ({child}, {parent}, {child, parent}):
+                others = frozenset(j for j in stack if self.dimension[j] not in {self.dimension[c] for c in changed})
+                for made in (others, others | changed):
+                    if (found := float(effects @ self.post.row(made))) < value - 1e-12:
+                        stack, value = made, found
+        return stack
+
     def _neighbours(self) -> Iterator[Proposal]:
         misses = 0
         while misses < _DRAWS:
-            effects = self.post.fit.draw(self.rng) + self.rng.normal(0, 1e-4, len(self.dimension))
+            effects = self.post.beside(self.post.fit.draw(self.rng), self.incumbent)
+            effects = effects + self.rng.normal(0, 1e-4, len(effects))
             gain = {j: -float(effects[j]) for j in range(self.post.size) if j not in self.failures.culprits}
             for j in self.incumbent & gain.keys():
                 gain[j] = -gain[j]
@@ -246,11 +314,13 @@ class _Round:
     def _final_stacks(self) -> Iterator[Proposal]:
         effect, sd = self.post.fit.effect, self.post.fit.samples.std(axis=0)
         best = self._best_stack(np.where(effect < -_NEEDLESS, effect, 0.0))
-        sure = sorted(best, key=lambda j: (round(float(effect[j] / (sd[j] + 1e-6)), 6), j))
+        beside = self.post.beside(effect, best)
+        sure = sorted(best, key=lambda j: (round(float(beside[j] / (sd[j] + 1e-6)), 6), j))
         sizes = sorted(range(1, len(sure) + 1), key=lambda k: (round(self.post.predict(frozenset(sure[:k])), 6), k))
-        nested = [frozenset(sure[:k]) for k in sizes if self.post.fit.live[sure[k - 1]] > 0.2]
+        nested = [frozenset(sure[:k]) for k in sizes]
         for leader in self.post.tried[:2]:
-            weak = sorted((j for j in leader.stack if effect[j] > -_NEEDLESS), key=lambda j: (-round(float(effect[j]), 9), j))
+            beside = self.post.beside(effect, leader.stack)
+            weak = sorted((j for j in leader.stack if beside[j] > -_NEEDLESS), key=lambda j: (-round(float(beside[j]), 9), j))
             if weak:
                 yield from self._propose(leader.stack - set(weak), f"a leader without its {len(weak)} flips that seem needless")
             for j in weak[:2]:

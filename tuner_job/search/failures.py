@@ -1,30 +1,44 @@
-"""Which flips are behind failed trials.
+"""Which flips, and which pairs of flips, are behind failed trials.
 
-A success exonerates every flip in it, alone and in pairs with the others in it. A failure is blamed on its flips that no success
-holds; when every one has been exonerated, on its pairs that no success holds. Every outcome but feasible counts (a wrong answer
-is as useless as a refusal), except infrastructure, which says nothing. Flips are numbers here, so that sets of them iterate in
-the same order in every process.
+A success exonerates every flip in it, alone and in pairs with the others in it. A failure needs a culprit: one of its flips that
+no success holds, or one of its pairs that no success holds. Who it was is inferred from all failures together, by belief
+propagation on a noisy-or (Pearl, Probabilistic Reasoning in Intelligent Systems, 1988): flips and pairs are guilty or not, each
+with a small probability beforehand, and a trial fails if any one in it is. Every outcome but feasible counts (a wrong answer is
+as useless as a refusal), except infrastructure, which says nothing. Flips are numbers here, so that sets of them iterate in the
+same order in every process.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from tuner_job.api.outcome import Outcome
 
 Stack = frozenset[int]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 
 _MOST_BLAME = 0.95
 _MOST_FAILURES = 4
 """Candidates that failed with a culprit before it is given up for good."""
+_PAIR_RATE = 3e-4
+"""Probability that a pair fails whose members do not, when nothing else is known."""
+_MOST_EVIDENCE = 10.0
+"""Log likelihood ratio that one failure can add."""
+_SWEEPS = 12
+_MOST_EXAMINED = 400
+"""Unexplained failures that are looked at, the smallest stacks first: the larger, the less they tell."""
 
 
 class Failures:
     """What failures and successes so far say about the next candidate."""
 
-    def __init__(self, outcomes: Sequence[Outcome], stacks: Sequence[Stack]) -> None:
+    def __init__(self, outcomes: Sequence[Outcome], stacks: Sequence[Stack], believed: Mapping[int, float] | None = None) -> None:
+        """`believed`: flip → probability that it fails alone, before any result."""
         ends = list(zip(outcomes, stacks, strict=True))
         succeeded = list(dict.fromkeys(stack for outcome, stack in ends if outcome is Outcome.FEASIBLE))
         excused = {Outcome.FEASIBLE, Outcome.INFRASTRUCTURE}
@@ -38,29 +52,56 @@ class Failures:
             flip: sorted((stack for stack in self.failed if flip in stack), key=sorted) for flip in sorted(self.culprits)
         }
         """Culprit → the candidates that failed with it."""
-        self._blame: dict[int, float] = defaultdict(float)
-        self._pair_blame: dict[tuple[int, int], float] = defaultdict(float)
-        proven = {pair for stack in succeeded for pair in combinations(sorted(stack), 2)}
-        for stack in sorted(self.failed, key=sorted):
-            suspects = stack - self.exonerated
-            if suspects & self.culprits:
-                continue  # explained
-            for flip in suspects:
-                self._blame[flip] += 1 / len(suspects)
-            if not suspects:
-                pairs = [pair for pair in combinations(sorted(stack), 2) if pair not in proven]
-                for pair in pairs:
-                    self._pair_blame[pair] += 1 / len(pairs)
         self.rate = (1 + len(self.culprits)) / (25 + len(self.exonerated) + len(self.culprits))
         """Chance that a flip of which nothing is known fails alone."""
+        unexplained = [stack for stack in self.failed if not stack & self.culprits]
+        self._suspects: Stack = frozenset(flip for stack in unexplained for flip in stack - self.exonerated)
+        size = 1 + max((flip for stack in (*succeeded, *self.failed) for flip in stack), default=-1)
+        self._hazard, self._pair_hazard = self._infer(
+            sorted(unexplained, key=lambda stack: (len(stack), sorted(stack)))[:_MOST_EXAMINED],
+            _proven(succeeded, size),
+            believed or {},
+        )
+        self._believed = {flip: hazard(chance) for flip, chance in (believed or {}).items()}
+
+    def _infer(
+        self, failed: Sequence[Stack], proven: npt.NDArray[np.bool_], believed: Mapping[int, float]
+    ) -> tuple[Floats, Floats]:
+        """(p,) hazards of flips alone and (p, p) of pairs: -log of the probability that it is innocent."""
+        size = len(proven)
+        alone = np.array([believed.get(flip, self.rate) for flip in range(size)])
+        alone[sorted(self.exonerated)] = 0.0
+        chance = np.where(proven, 0.0, _PAIR_RATE)
+        np.fill_diagonal(chance, alone)  # a flip is its own pair
+        chance[:, sorted(self.culprits)] = chance[sorted(self.culprits)] = 0.0
+        owners, suspects = _suspicions(failed, chance)
+        if len(owners):
+            prior = np.log(chance.ravel()[suspects] / (1 - chance.ravel()[suspects]))
+            evidence = np.zeros(len(owners))
+            for _ in range(_SWEEPS):
+                total = np.bincount(suspects, evidence, size * size)[suspects]
+                guilt = np.logaddexp(0.0, prior + total - evidence)  # -log of innocence, as all other failures have it
+                others = np.bincount(owners, guilt)[owners] - guilt
+                found = -np.log(-np.expm1(-np.maximum(others, math.exp(-_MOST_EVIDENCE))))
+                evidence = (evidence + found) / 2
+            total = np.bincount(suspects, evidence, size * size)[suspects]
+            chance.ravel()[suspects] = np.minimum(_MOST_BLAME, _sigmoid(prior + total))
+        chance = np.maximum(np.triu(chance), np.triu(chance).T)  # suspects are counted once, above the diagonal
+        hazards = -np.log1p(-chance)
+        alone = np.diag(hazards).copy()
+        np.fill_diagonal(hazards, 0.0)
+        return alone, hazards
 
     def blame(self, flip: int) -> float:
         """Probability that the flip fails alone."""
         if flip in self.culprits:
             return 1.0
-        if flip in self.exonerated:
-            return 0.0
-        return min(_MOST_BLAME, max(self.rate, self._blame.get(flip, 0.0)))
+        return -math.expm1(-self._alone(flip))
+
+    def _alone(self, flip: int) -> float:
+        if flip < len(self._hazard):
+            return float(self._hazard[flip])
+        return self._believed.get(flip, hazard(self.rate))
 
     def may_appeal(self, flip: int, beside: Stack) -> bool:
         """Whether a culprit is worth another trial beside these flips: it failed in few candidates, in none that had them all.
@@ -73,17 +114,52 @@ class Failures:
 
     def is_suspect(self, flip: int) -> bool:
         """Whether it stood in a failure that is not explained yet, and in no success."""
-        return flip not in self.exonerated and self._blame.get(flip, 0.0) > 0
+        return flip in self._suspects
+
+    def hazard(self, flips: Iterable[int]) -> float:
+        """-log of the probability that a candidate does not fail, culprits apart."""
+        stack = sorted(flips)
+        known = [flip for flip in stack if flip < len(self._hazard)]
+        pairs = float(self._pair_hazard[np.ix_(known, known)].sum()) / 2
+        fresh = len(stack) - len(known)  # pairs with a flip that was in no trial yet
+        pairs += _PAIR_RATE * (fresh * len(known) + fresh * (fresh - 1) / 2)
+        return sum(self._alone(flip) for flip in stack) + pairs
 
     def risk(self, flips: Iterable[int]) -> float:
         """Probability that a candidate fails. 1 for what failed already and for anything with a culprit in it."""
         stack = frozenset(flips)
         if stack in self.failed or stack & self.culprits:
             return 1.0
-        safe = 1.0
-        for flip in sorted(stack):
-            safe *= 1 - self.blame(flip)
-        for pair, blame in self._pair_blame.items():
-            if pair[0] in stack and pair[1] in stack:
-                safe *= 1 - min(_MOST_BLAME, blame)
-        return 1 - safe
+        return -math.expm1(-self.hazard(stack))
+
+
+def hazard(chance: float) -> float:
+    """-log of the probability that nothing of this chance happens."""
+    return -math.log1p(-min(chance, _MOST_BLAME))
+
+
+def _proven(succeeded: Sequence[Stack], size: int) -> npt.NDArray[np.bool_]:
+    """(p, p): flips that stood together in a success."""
+    member = np.zeros((len(succeeded), size), dtype=np.float32)
+    for row, stack in enumerate(succeeded):
+        member[row, sorted(stack)] = 1.0
+    return np.asarray(member.T @ member > 0)
+
+
+def _suspicions(failed: Sequence[Stack], chance: Floats) -> tuple[Ints, Ints]:
+    """Two arrays of one length: a failure, and a flip or pair (as an index into the flattened matrix) that may be behind it."""
+    owners: list[Ints] = []
+    suspects: list[Ints] = []
+    for number, stack in enumerate(failed):
+        members = np.array(sorted(stack), dtype=np.intp)
+        rows, columns = np.triu_indices(len(members))
+        keys = members[rows] * len(chance) + members[columns]
+        keys = keys[chance.ravel()[keys] > 0]
+        owners.append(np.full(len(keys), number, dtype=np.intp))
+        suspects.append(keys)
+    empty = np.zeros(0, dtype=np.intp)
+    return np.concatenate([empty, *owners]), np.concatenate([empty, *suspects])
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-x)))

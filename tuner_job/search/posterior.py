@@ -1,4 +1,4 @@
-"""All results as one posterior: effects of flips, and the true log ratio of every candidate tried."""
+"""All results as one posterior: effects of flips and related pairs, and the true log ratio of every candidate tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from tuner_job.search.failures import Failures, Stack
 from tuner_job.search.rounds import History
 from tuner_job.search.space import Flip, Flips
-from tuner_job.search.sparse import Array, Fit, fit
+from tuner_job.search.sparse import PRIOR_LIVE, Array, Belief, Fit, fit, logit
+
+_MOST_BELIEVED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,11 @@ class Tried:
 
 
 class Posterior:
-    """Flips are numbered in the space's order; flips of the history that the space does not have come last."""
+    """Flips are numbered in the space's order; flips of the history that the space does not have come last.
+
+    Effects are numbered likewise: all flips, then the pairs of a knob's flip and one of the knob that it is named under
+    (`-mha_fusion:v2:ws` under `-mha_fusion:v2`), which is what both do together beyond what each does alone.
+    """
 
     def __init__(self, past: History) -> None:
         space = past.space
@@ -37,11 +43,14 @@ class Posterior:
         """Flips below this number belong to the space."""
         self._number = {flip: j for j, flip in enumerate(self.flips)}
         self.stacks = [self.stack(flips) for flips in past.flips]
-        self.failures = Failures([o.outcome for o in past.observations], self.stacks)
+        self.pairs = self._related()
+        """Child flip and parent flip, of the space."""
+        failing = {self._number[f]: min(chance, _MOST_BELIEVED) for f, chance in space.prior.failing.items() if f in self._number}
+        self.failures = Failures([o.outcome for o in past.observations], self.stacks, failing)
         self.timed = [i for i, o in enumerate(past.observations) if o.timed]
-        self.x = np.zeros((len(self.timed), len(self.flips)))
+        self.x = np.zeros((len(self.timed), len(self.flips) + len(self.pairs)))
         for row, i in enumerate(self.timed):
-            self.x[row, sorted(self.stacks[i])] = 1.0
+            self.x[row] = self.row(self.stacks[i])
         self.y, self.v = self._pooled()
 
     def stack(self, flips: Flips) -> Stack:
@@ -50,13 +59,54 @@ class Posterior:
     def named(self, stack: Sequence[int] | Stack) -> Flips:
         return frozenset(self.flips[j] for j in stack)
 
+    def row(self, stack: Stack) -> Array:
+        """(effects,) of 0 and 1: which effects are in."""
+        row = np.zeros(len(self.flips) + len(self.pairs))
+        row[sorted(stack)] = 1.0
+        for k, (child, parent) in enumerate(self.pairs, start=len(self.flips)):
+            row[k] = float(child in stack and parent in stack)
+        return row
+
     @cached_property
     def fit(self) -> Fit:
-        return fit(self.x, self.y, self.v)
+        return fit(self.x, self.y, self.v, self._belief())
 
     def predict(self, stack: Stack) -> float:
         """Posterior mean of the log ratio of any candidate, from its flips alone."""
-        return float(self.fit.effect[sorted(stack)].sum())
+        return float(self.fit.effect @ self.row(stack))
+
+    def beside(self, effects: Array, stack: Stack) -> Array:
+        """(..., flips) what each flip does next to these flips; effects: (..., effects)."""
+        found = effects[..., : len(self.flips)].copy()
+        for k, (child, parent) in enumerate(self.pairs, start=len(self.flips)):
+            if parent in stack:
+                found[..., child] += effects[..., k]
+            if child in stack:
+                found[..., parent] += effects[..., k]
+        return found
+
+    def _related(self) -> list[tuple[int, int]]:
+        """Pairs of flips of knobs of which one is named under the other."""
+        named: dict[str, list[int]] = {}
+        for j in range(self.size):
+            named.setdefault(self.flips[j].dimension, []).append(j)
+        return [
+            (child, parent)
+            for child in range(self.size)
+            for parent in named.get(self.flips[child].dimension.rpartition(":")[0], ())
+        ]
+
+    def _belief(self) -> Belief:
+        prior = self.past.space.prior
+        belief = Belief.none(len(self.flips) + len(self.pairs))
+        for flip, chance in prior.live.items():
+            if flip in self._number:
+                chance = min(max(chance, 1 - _MOST_BELIEVED), _MOST_BELIEVED)
+                belief.odds[self._number[flip]] = logit(chance) - logit(PRIOR_LIVE)
+        for flip, effect in prior.effect.items():
+            if flip in self._number:
+                belief.center[self._number[flip]] = effect
+        return belief
 
     @cached_property
     def tried(self) -> list[Tried]:

@@ -1,8 +1,9 @@
 """Which flips matter: a sparse, robust Bayesian regression on log ratios.
 
-    y_i = sum_j x_ij b_j + d_i + e_i,   b_j = 0 with probability 1 - pi, else N(0, tau^2),   e_i ~ N(0, v_i) with v_i known,
-    d_i: what the sum misses (interactions), Student-t with scale m
+    y_i = sum_j x_ij b_j + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, tau^2),   e_i ~ N(0, v_i) with v_i known,
+    logit pi_j = logit pi + o_j,   d_i: what the sum misses (interactions), Student-t with scale m
 
+m_j and o_j are given: 0 unless something is believed beforehand.
 The posterior is sampled by Gibbs chains (George and McCulloch, JASA 1993) that are cooled from a flattened likelihood, so that
 they hold side by side the explanations that groups cannot tell apart. While they cool, pi, tau, m and the Student-t weights
 (Lange, Little and Taylor, JASA 1989) follow the chains' mean (Monte Carlo EM). Deterministic: the chains' seed is fixed. No
@@ -11,6 +12,7 @@ intercept: the empty route is 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +25,8 @@ _SLOWEST = 0.25
 """Log ratios are cut here: how much slower a bad candidate is teaches nothing, but would widen the slab for all."""
 _FREEDOM = 4.0
 """Degrees of freedom of the Student-t."""
-_PRIOR_LIVE = 0.06
+PRIOR_LIVE = 0.06
+"""Chance that an effect of which nothing is believed is live."""
 _PRIOR_TAU = 0.02
 _PRIOR_MISFIT = 0.003
 _PRIOR_WEIGHT = 4.0
@@ -67,17 +70,32 @@ class Fit:
         return self.samples @ x
 
 
-def fit(x: Array, y: Array, v: Array) -> Fit:
+@dataclass(frozen=True)
+class Belief:
+    """What is believed of p effects before any result."""
+
+    odds: Array
+    """(p,) log odds of being live over those of any other effect."""
+    center: Array
+    """(p,) expected effect if live."""
+
+    @classmethod
+    def none(cls, p: int) -> Belief:
+        return cls(np.zeros(p), np.zeros(p))
+
+
+def fit(x: Array, y: Array, v: Array, belief: Belief | None = None) -> Fit:
     """x: (n, p) of 0 and 1; y: (n,) log ratios; v: (n,) variances of their errors."""
     rng = np.random.default_rng(0)
     n, p = x.shape
+    belief = belief or Belief.none(p)
     y = np.minimum(y, _SLOWEST)
-    pi, tau2 = _PRIOR_LIVE, _PRIOR_TAU**2
+    pi, tau2 = PRIOR_LIVE, _PRIOR_TAU**2
     # Begin with the whole spread of y as misfit and its outliers down-weighted, lest a few of them are explained by chance flips.
     misfit2 = _PRIOR_MISFIT**2 + float(np.median(np.abs(y))) ** 2 if n else _PRIOR_MISFIT**2
     robust = (_FREEDOM + 1) / (_FREEDOM + y**2 / (v + misfit2))
     seen = np.flatnonzero(x.any(axis=0))
-    x_seen = x[:, seen]
+    x_seen, odds, center = x[:, seen], belief.odds[seen], belief.center[seen]
     effects = np.zeros((len(seen), _CHAINS))
     kept = []
     for sweep in range(_COOLING + _KEPT * _THINNING):
@@ -87,16 +105,22 @@ def fit(x: Array, y: Array, v: Array) -> Fit:
                 robust = (_FREEDOM + 1) / (_FREEDOM + residual2 / (v + misfit2))
                 surplus = float(np.sum(robust * residual2 - v))
                 misfit2 = max(1e-8, (_PRIOR_WEIGHT * _PRIOR_MISFIT**2 + surplus) / (_PRIOR_WEIGHT + n))
-                live = np.count_nonzero(effects) / _CHAINS
-                pi = min(0.5, (10 * _PRIOR_WEIGHT * _PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen)))
-                tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + float((effects**2).sum()) / _CHAINS) / (_PRIOR_WEIGHT + live)
+                is_live = effects != 0
+                live = np.count_nonzero(is_live) / _CHAINS
+                pi = min(0.5, (10 * _PRIOR_WEIGHT * PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen)))
+                spread = float((((effects - center[:, None]) * is_live) ** 2).sum()) / _CHAINS
+                tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + spread) / (_PRIOR_WEIGHT + live)
             weighted = x_seen * (robust / (v + misfit2))[:, None]
             gram = weighted.T @ x_seen
-            remaining = (weighted.T @ y)[:, None] - gram @ effects  # xᵀW(y - x effects)
-        _sweep(gram, remaining, effects, min(1.0, 0.1 + 0.9 * sweep / _COOLING), pi, tau2, rng)
+            pull = weighted.T @ y
+        heat = min(1.0, 0.1 + 0.9 * sweep / _COOLING)
+        _sweep(gram, pull, effects, heat, odds + logit(pi), center, tau2, rng)
         if sweep >= _COOLING and (sweep - _COOLING) % _THINNING == _THINNING - 1:
-            half = rng.normal(0, np.sqrt(tau2), (p, _CHAINS // 2)) * (rng.random((p, _CHAINS // 2)) < pi)
-            draw = np.hstack([half, -half])  # unseen flips follow the prior, with a mean of exactly 0
+            # Unseen flips follow the belief, in pairs of draws, so that their mean is exactly what is believed.
+            half = rng.normal(0, np.sqrt(tau2), (p, _CHAINS // 2))
+            chance = 1 / (1 + np.exp(-(belief.odds + logit(pi))))
+            draw = belief.center[:, None] + np.hstack([half, -half])
+            draw *= np.tile(rng.random((p, _CHAINS // 2)) < chance[:, None], 2)
             draw[seen] = effects
             kept.append(draw.T)
     # Squared standardised residuals over the universal threshold 2 ln n (Donoho and Johnstone, Biometrika 1994) are no chance.
@@ -105,17 +129,31 @@ def fit(x: Array, y: Array, v: Array) -> Fit:
     return Fit(np.concatenate(kept), float(np.sqrt(misfit2)), np.maximum(missed, misfit2))
 
 
-def _sweep(gram: Array, remaining: Array, effects: Array, heat: float, pi: float, tau2: float, rng: np.random.Generator) -> None:
-    """One Gibbs sweep over all effects (p, chains), in place, under the likelihood to the power of `heat`."""
-    diagonal = np.diag(gram)
-    s2 = 1.0 / (heat * diagonal + 1.0 / tau2)
-    limits = rng.logistic(size=effects.shape) - (np.log(pi / (1 - pi)) + 0.5 * np.log(s2 / tau2))[:, None]
+def logit(chance: float) -> float:
+    return math.log(chance / (1 - chance))
+
+
+def _sweep(
+    gram: Array,
+    pull: Array,
+    effects: Array,
+    heat: float,
+    log_odds: Array,
+    center: Array,
+    tau2: float,
+    rng: np.random.Generator,
+) -> None:
+    """One Gibbs sweep over all effects (p, chains), in place, under the likelihood to the power of `heat`.
+
+    gram: (p, p) xᵀWx; pull: (p,) xᵀWy.
+    """
+    diagonal = heat * np.diag(gram)
+    s2 = 1.0 / (diagonal + 1.0 / tau2)
+    shift = 0.5 * np.log(s2 / tau2) - 0.5 * center**2 / tau2
+    # Live if s2/2 pull² > limit, the pull towards this effect given all others.
+    limits = 2 * (rng.logistic(size=effects.shape) - (log_odds + shift)[:, None]) / s2[:, None]
     noise = rng.normal(size=effects.shape) * np.sqrt(s2)[:, None]
+    gram, own = heat * gram, heat * pull + center / tau2
     for j in rng.permutation(len(effects)):
-        pull = heat * (remaining[j] + diagonal[j] * effects[j])
-        mean = s2[j] * pull
-        new = np.where(0.5 * mean * pull > limits[j], mean + noise[j], 0.0)
-        change = new - effects[j]
-        if change.any():
-            remaining -= np.multiply.outer(gram[j], change)
-            effects[j] = new
+        to = own[j] - gram[j] @ effects + diagonal[j] * effects[j]
+        effects[j] = np.where(to * to > limits[j], s2[j] * to + noise[j], 0.0)
