@@ -243,9 +243,9 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
     warm = []
     if discovery:
         warm = [Fact("relative", name) for name in discovery.beliefs.relatives]
-        for one in discovery.beliefs.starts:
-            flips = " ".join(f"{name.removeprefix('setting:')}={value}" for name, value in one.flips.items())
-            warm.append(Fact("to try first", f"{flips} (one of the best of {one.origin})"))
+        for start in discovery.beliefs.starts:
+            flips = " ".join(f"{name.removeprefix('setting:')}={value}" for name, value in start.flips.items())
+            warm.append(Fact("to try first", f"{flips} (one of the best of {start.origin})"))
     versions.insert(0, Fact("runtime", f"{inputs.runtime.family} {inputs.runtime.version}"))
     versions.append(Fact("image", inputs.runtime.image_digest, code=True))
     model = []

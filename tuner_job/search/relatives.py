@@ -29,10 +29,10 @@ from tuner_job.search.posterior import Posterior
 from tuner_job.search.prior import Prior
 from tuner_job.search.rounds import History, Observation
 from tuner_job.search.space import VARIANT, Flip, Flips, Space
-from tuner_job.search.sparse import Array
+from tuner_job.search.sparse import PRIOR_LIVE, Array
 
-ORDINARY = 0.06
-"""Chance that a flip matters of which nothing is known: what `sparse` begins with."""
+ORDINARY = PRIOR_LIVE
+"""Chance that a flip matters of which nothing is known."""
 ORDINARY_FAILING = 0.04
 """Chance that it fails alone: what `failures` begins with."""
 LEAST_LIVE, MOST_LIVE = 0.01, 0.9
