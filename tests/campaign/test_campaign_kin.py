@@ -80,7 +80,7 @@ def test_the_best_of_a_run_on_another_device_is_a_start_with_its_origin() -> Non
     assert prior.starts[0] >= BEST
     assert prior.live[Flip("-k2", "off")] > 0.3
     assert prior.effect[Flip("-k2", "off")] < -0.02
-    assert prior.failing[Flip("-k7", "off")] > 0.3
+    assert prior.failing[Flip("-k7", "off")] > 0.15
 
 
 def test_a_trial_that_a_relative_suggested_says_so() -> None:

@@ -78,7 +78,7 @@ def test_what_moved_a_relative_is_expected_to_move_this_run() -> None:
     assert warm.live[GOOD] > 0.5
     assert -0.10 < warm.effect[GOOD] < -0.05, "damped by the trust"
     assert 0 < warm.effect[BAD] < 0.08
-    assert warm.failing[BROKEN] > 0.5
+    assert 0.25 < warm.failing[BROKEN] <= MOST_FAILING, "not so much that it would not be tried"
     assert warm.live[Flip("-k3", "off")] < ORDINARY, "what did nothing there is less likely to do something here"
     assert warm.failing[GOOD] < ORDINARY_FAILING
 

@@ -36,7 +36,9 @@ ORDINARY = PRIOR_LIVE
 ORDINARY_FAILING = 0.04
 """Chance that it fails alone: what `failures` begins with."""
 LEAST_LIVE, MOST_LIVE = 0.01, 0.9
-LEAST_FAILING, MOST_FAILING = 0.005, 0.8
+LEAST_FAILING, MOST_FAILING = 0.005, 0.4
+"""Of failing alone, however sure a relative is. A search avoids what it believes to fail: at 0.6 a misleading relative shut good
+flips out for good (synthetic landscapes, bench.search.warm); below 0.4 that is gone, and near relatives help as much."""
 MOST_EFFECT = 0.3
 """Log units. A larger one is an outlier of the relative, or its timings were."""
 STARTS = 4
@@ -89,8 +91,8 @@ def warm_start(space: Space, relatives: Sequence[Relative], operators: Collectio
             live[flip] = round(min(MOST_LIVE, max(LEAST_LIVE, _pulled(base, lives))), 6)
             if size := _effect(draws, lives):
                 effect[flip] = size
-        if blamed := [(one.trust, blame) for one in known if (blame := one.blame(flip)) is not None]:
-            failing[flip] = round(min(MOST_FAILING, max(LEAST_FAILING, _pulled(ORDINARY_FAILING, blamed))), 6)
+        if blamed := [(one.trust, min(blame, MOST_FAILING)) for one in known if (blame := one.blame(flip)) is not None]:
+            failing[flip] = round(max(LEAST_FAILING, _pulled(ORDINARY_FAILING, blamed)), 6)
     starts = _starts(known)
     return WarmStart(Prior(live, effect, failing, tuple(starts)), tuple(starts.values()))
 
