@@ -42,13 +42,14 @@ _TRIALS_PER_APPEAL = 12
 """Of a round there is one trial in so many for flips that only ever failed."""
 _COMPANY = 8
 """Flips beside the incumbent's in such a trial."""
-_WIDEST = 24
+_WIDEST = 48
 """Flips of a group on top of its base."""
 _FLOOR = 1e-4
 """Expected gain (log units) that is left to every flip: the draws are too few to say that there is none."""
 _KEPT = 0.7
-_KINDS = (0.35, 0.25, 0.35, 0.05)
+_EARLY = (0.25, 0.15, 0.55, 0.05)
 """Shares of an exploring round: stacks, neighbours, wide groups, rebuilds."""
+_LATE = (0.4, 0.3, 0.25, 0.05)
 
 
 class Adaptive:
@@ -153,7 +154,9 @@ class _Round:
         wanted.sort(key=lambda j: (math.floor(self.seen[j]), rank[j]))
         if self.group == 1:
             return [p for j in wanted[:count] for p in self._propose(self.base | {j}, f"{what}: {self._describe([j])}")]
-        return self._groups(min(count, -(-len(wanted) // self.group)), self.base, wanted, what)
+        new = sum(j not in self.failures.exonerated for j in wanted)
+        groups = max(-(-new // self.group), -(-len(wanted) // _WIDEST))
+        return self._groups(min(count, groups), self.base, wanted, what)
 
     def _groups(self, count: int, base: Stack, pool: Sequence[int], what: str) -> list[Proposal]:
         """Deal flips, the first of the pool first, into at most `count` groups on top of `base`.
@@ -190,7 +193,7 @@ class _Round:
         """Child flip → parents beside which it never succeeded yet, but could."""
         found: dict[int, list[int]] = {}
         together = [bool(column.any()) for column in self.post.x[:, len(self.post.flips) :].T]
-        for (child, parent), met in zip(self.post.pairs, together, strict=True):
+        for (child, parent), met in zip(self.post.related, together, strict=False):
             if not met and parent not in self.failures.culprits:
                 found.setdefault(child, []).append(parent)
         return {child: parents[:1] for child, parents in found.items()}
@@ -200,7 +203,9 @@ class _Round:
     def _explore(self, count: int) -> list[Proposal]:
         """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _KINDS; what cannot be had goes to stacks."""
         found: list[Proposal] = []
-        kinds = [int(k) for k in self.rng.choice(4, size=count, p=_KINDS)]
+        kinds = [
+            int(k) for k in self.rng.choice(4, size=count, p=_EARLY if self.budget.spent < 0.6 * self.budget.trials else _LATE)
+        ]
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
         if 2 * self.budget.spent >= self.budget.trials:  # sooner, what is not known yet promises more
             found += _up_to(min(-(-count // _TRIALS_PER_APPEAL), count - len(found)), self._appeals())
@@ -219,9 +224,9 @@ class _Round:
         hope = -np.minimum(self.post.beside(self.post.fit.samples, base), 0.0).mean(axis=0) + _FLOOR
         held = {self.dimension[j] for j in base}
         pool = [j for j in self.knobs if self.dimension[j] not in held]
-        keys = {j: 0.5 * math.log(float(hope[j])) + float(self.rng.gumbel()) for j in pool}
+        keys = {j: 0.25 * math.log(float(hope[j])) + float(self.rng.gumbel()) for j in pool}
         pool.sort(key=lambda j: -keys[j])
-        size = min(_WIDEST, -(-len(pool) // 2))
+        size = min(_WIDEST, -(-len(pool) // 3))
         return self._groups(1, base, pool[:size], "hopeful flips beside the incumbent")
 
     def _stacks(self) -> Iterator[Proposal]:
@@ -244,7 +249,7 @@ class _Round:
         return frozenset(sorted(by_gain))
 
     def _improved(self, stack: Stack, effects: Array) -> Stack:
-        """The best flip of every dimension, and then children and parents, alone and together, where that gains."""
+        """The best flip of every dimension, and then pairs, one or both in or out, where that gains."""
         allowed = [j for j in range(self.post.size) if j not in self.failures.culprits]
         best: dict[str, int] = {}
         for j in allowed:
@@ -252,10 +257,10 @@ class _Round:
                 best[self.dimension[j]] = j
         stack = frozenset(best.values())
         value = float(effects @ self.post.row(stack))
-        for child, parent in self.post.pairs:
-            if child in self.failures.culprits or parent in self.failures.culprits:
+        for a, b in self.post.pairs:
+            if a in self.failures.culprits or b in self.failures.culprits:
                 continue
-            for changed in ({child}, {parent}, {child, parent}):
+            for changed in ({a}, {b}, {a, b}):
                 others = frozenset(j for j in stack if self.dimension[j] not in {self.dimension[c] for c in changed})
                 for made in (others, others | changed):
                     if (found := float(effects @ self.post.row(made))) < value - 1e-12:
@@ -279,13 +284,13 @@ class _Round:
 
     def _appeals(self) -> Iterator[Proposal]:
         """Flips that only ever failed, in new company: the incumbent and some flips that are known to work."""
-        against = self.failures.against
-        for j in sorted((j for j in against if j < self.post.size), key=lambda j: (len(against[j]), j)):
+        doubtful = [j for j in range(self.post.size) if self.failures.against[j] and self.failures.blame(j) > _GROUP_FAILURES]
+        for j in sorted(doubtful, key=lambda j: (len(self.failures.against[j]), j)):
             works = [k for k in self.knobs if k in self.failures.exonerated and k not in self.incumbent]
             company = self._toggle(self.incumbent, [*self.rng.permutation(works)[:_COMPANY].tolist()]) - {j}
             company = frozenset(k for k in company if self.dimension[k] != self.dimension[j])
-            if company and self.failures.may_appeal(j, company):
-                failed = f"{self.post.flips[j]} failed in {len(against[j])} candidates; does it beside others?"
+            if company and self.failures.risk(company) <= _GROUP_FAILURES and self.failures.may_appeal(j, company):
+                failed = f"{self.post.flips[j]} failed in {len(self.failures.against[j])} candidates; does it beside others?"
                 yield from self.past.new([(self.space.candidate(self.post.named(company | {j})), failed)])
 
     def _toggle(self, stack: Stack, changed: Sequence[int]) -> Stack:

@@ -11,6 +11,7 @@ same order in every process.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -48,10 +49,11 @@ class Failures:
             flip for stack in self.failed for flip in stack - self.exonerated if len(stack - self.exonerated) == 1
         )
         """Flips that fail alone, as far as elimination can tell. A later success clears them."""
-        self.against: dict[int, list[Stack]] = {
-            flip: sorted((stack for stack in self.failed if flip in stack), key=sorted) for flip in sorted(self.culprits)
-        }
-        """Culprit → the candidates that failed with it."""
+        self.against: dict[int, list[Stack]] = defaultdict(list)
+        """Flip that never succeeded → the candidates that failed with it."""
+        for stack in sorted(self.failed, key=sorted):
+            for flip in sorted(stack - self.exonerated):
+                self.against[flip].append(stack)
         self.rate = (1 + len(self.culprits)) / (25 + len(self.exonerated) + len(self.culprits))
         """Chance that a flip of which nothing is known fails alone."""
         unexplained = [stack for stack in self.failed if not stack & self.culprits]
@@ -104,12 +106,12 @@ class Failures:
         return self._believed.get(flip, hazard(self.rate))
 
     def may_appeal(self, flip: int, beside: Stack) -> bool:
-        """Whether a culprit is worth another trial beside these flips: it failed in few candidates, in none that had them all.
+        """Whether a flip that never succeeded is worth a trial beside these: it failed in few candidates, in none with them all.
 
         Some flips work only when another one is set (recorded on an H200: a fusion of convolutions that crashed in all 80
         configurations without the channels-last layout, worked in all 80 with it, and was needed for the best).
         """
-        against = self.against.get(flip, [])
+        against = self.against[flip]
         return len(against) < _MOST_FAILURES and not any(beside <= stack for stack in against)
 
     def is_suspect(self, flip: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 
@@ -14,6 +15,13 @@ from tuner_job.search.space import Flip, Flips
 from tuner_job.search.sparse import PRIOR_LIVE, Array, Belief, Fit, fit, logit
 
 _MOST_BELIEVED = 0.95
+_SURELY_LIVE = 0.5
+_PAIRED = 14
+"""Flips whose pairs get effects of their own."""
+_MET = 3
+"""Timed trials that a pair was in before."""
+_PAIR_ODDS = -0.7
+"""Log odds of such a pair against a flip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +38,7 @@ class Tried:
 class Posterior:
     """Flips are numbered in the space's order; flips of the history that the space does not have come last.
 
-    Effects are numbered likewise: all flips, then the pairs of a knob's flip and one of the knob that it is named under
-    (`-mha_fusion:v2:ws` under `-mha_fusion:v2`), which is what both do together beyond what each does alone.
+    Effects are numbered likewise: all flips, then `pairs`, for what two flips do together beyond what each does alone.
     """
 
     def __init__(self, past: History) -> None:
@@ -43,15 +50,18 @@ class Posterior:
         """Flips below this number belong to the space."""
         self._number = {flip: j for j, flip in enumerate(self.flips)}
         self.stacks = [self.stack(flips) for flips in past.flips]
-        self.pairs = self._related()
-        """Child flip and parent flip, of the space."""
+        self.related = self._related()
+        """Child flip and parent flip, of the space: `-mha_fusion:v2:ws` is named under `-mha_fusion:v2`."""
         failing = {self._number[f]: min(chance, _MOST_BELIEVED) for f, chance in space.prior.failing.items() if f in self._number}
         self.failures = Failures([o.outcome for o in past.observations], self.stacks, failing)
         self.timed = [i for i, o in enumerate(past.observations) if o.timed]
-        self.x = np.zeros((len(self.timed), len(self.flips) + len(self.pairs)))
-        for row, i in enumerate(self.timed):
-            self.x[row] = self.row(self.stacks[i])
         self.y, self.v = self._pooled()
+        self.pairs = self.related
+        """Related flips, and those that matter most with each other."""
+        self.fit = self._fit()
+        if more := self._conspicuous():
+            self.pairs = [*self.related, *more]
+            self.fit = self._fit()
 
     def stack(self, flips: Flips) -> Stack:
         return frozenset(sorted(self._number[flip] for flip in flips))
@@ -61,15 +71,31 @@ class Posterior:
 
     def row(self, stack: Stack) -> Array:
         """(effects,) of 0 and 1: which effects are in."""
-        row = np.zeros(len(self.flips) + len(self.pairs))
-        row[sorted(stack)] = 1.0
-        for k, (child, parent) in enumerate(self.pairs, start=len(self.flips)):
-            row[k] = float(child in stack and parent in stack)
-        return row
+        flips = np.zeros(len(self.flips))
+        flips[sorted(stack)] = 1.0
+        first, second = self._ends
+        return np.concatenate([flips, flips[first] * flips[second]])
 
-    @cached_property
-    def fit(self) -> Fit:
+    @property
+    def _ends(self) -> tuple[list[int], list[int]]:
+        return [a for a, _ in self.pairs], [b for _, b in self.pairs]
+
+    def _fit(self) -> Fit:
+        self.x = np.array([self.row(self.stacks[i]) for i in self.timed]).reshape(-1, len(self.flips) + len(self.pairs))
         return fit(self.x, self.y, self.v, self._belief())
+
+    def _conspicuous(self) -> list[tuple[int, int]]:
+        """Pairs of the flips that matter most, as far as trials can tell what they do together."""
+        size = np.abs(self.fit.effect)
+        live = [j for j in range(self.size) if self.fit.live[j] >= _SURELY_LIVE]
+        top = sorted(sorted(live, key=lambda j: (-float(size[j]), j))[:_PAIRED])
+        return [
+            (a, b)
+            for a, b in combinations(top, 2)
+            if self.flips[a].dimension != self.flips[b].dimension
+            and not {(a, b), (b, a)} & set(self.related)
+            and int((self.x[:, a] * self.x[:, b]).sum()) >= _MET
+        ]
 
     def predict(self, stack: Stack) -> float:
         """Posterior mean of the log ratio of any candidate, from its flips alone."""
@@ -78,11 +104,11 @@ class Posterior:
     def beside(self, effects: Array, stack: Stack) -> Array:
         """(..., flips) what each flip does next to these flips; effects: (..., effects)."""
         found = effects[..., : len(self.flips)].copy()
-        for k, (child, parent) in enumerate(self.pairs, start=len(self.flips)):
-            if parent in stack:
-                found[..., child] += effects[..., k]
-            if child in stack:
-                found[..., parent] += effects[..., k]
+        for k, (a, b) in enumerate(self.pairs, start=len(self.flips)):
+            if b in stack:
+                found[..., a] += effects[..., k]
+            if a in stack:
+                found[..., b] += effects[..., k]
         return found
 
     def _related(self) -> list[tuple[int, int]]:
@@ -99,6 +125,7 @@ class Posterior:
     def _belief(self) -> Belief:
         prior = self.past.space.prior
         belief = Belief.none(len(self.flips) + len(self.pairs))
+        belief.odds[len(self.flips) + len(self.related) :] = _PAIR_ODDS
         for flip, chance in prior.live.items():
             if flip in self._number:
                 chance = min(max(chance, 1 - _MOST_BELIEVED), _MOST_BELIEVED)
