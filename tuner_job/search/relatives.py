@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tuner_job.api.measurement import BASELINE
 from tuner_job.routes.knobs import KnobList
 from tuner_job.search.failures import Stack
 from tuner_job.search.families import factors
@@ -58,6 +59,11 @@ class Relative:
     """Its dimensions → what leaving them away means: `defaults_of` its space."""
     observations: Sequence[Observation]
 
+    @property
+    def space(self) -> Space:
+        """Enough of its space to read its candidates as flips."""
+        return Space(KnobList("relative", ()), variants=(self.defaults.get(VARIANT, BASELINE.variant),))
+
 
 @dataclass(frozen=True)
 class WarmStart:
@@ -78,7 +84,8 @@ def warm_start(space: Space, relatives: Sequence[Relative], operators: Collectio
 
     Numbers are rounded, so that the order of sums does not show.
     """
-    known = [_Told(space, one) for one in sorted(relatives, key=lambda one: (-one.trust, one.name)) if one.trust > 0]
+    order = sorted(relatives, key=lambda one: (-one.trust, one.name))
+    known = [_Told(space, one) for one in order if one.trust > 0 and any(History(one.space, one.observations).flips)]
     guesses = factors(space.flips, operators)
     live: dict[Flip, float] = {}
     effect: dict[Flip, float] = {}
@@ -130,8 +137,7 @@ class _Told:
         self._space = space
         self._here = defaults_of(space)
         self._there = dict(relative.defaults)
-        own = Space(KnobList("relative", ()), variants=(self._there.get(VARIANT, space.base),))
-        self._post = Posterior(History(own, relative.observations))
+        self._post = Posterior(History(relative.space, relative.observations))
         self._number = {flip: j for j, flip in enumerate(self._post.flips)}
         self._timed = np.asarray(self._post.x.any(axis=0))
         self._moved = {name: here for name, here in self._here.items() if self._there.get(name, here) != here}
