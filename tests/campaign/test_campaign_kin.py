@@ -88,7 +88,7 @@ def test_a_trial_that_a_relative_suggested_says_so() -> None:
     started = Beliefs(relatives=("a cousin",), starts=(Start(flips={"-k2": "off", "-k5": "off"}, origin="a cousin"),))
     plan = rounds.first_plan(run, known(run, beliefs=started))
     reasons = {trial.candidate.route: trial.reason for trial in plan.trials}
-    assert reasons["-k2=off -k5=off"].endswith("; one of the best of a cousin")
+    assert reasons["-k2=off -k5=off"].endswith("; from the best of a cousin")
     assert "cousin" not in reasons["-k2=off -k5=on"]
 
 
@@ -254,7 +254,7 @@ def test_a_run_on_another_device_tries_the_best_of_the_first_one_first(tmp_path:
     assert first.run.run in found.beliefs.relatives[0]
     leading = second.plans()[0].trials[0]
     assert leading.candidate.settings["speed"] == "fast"
-    assert f"one of the best of this model on Scripted, run {first.run.run}" in leading.reason
+    assert f"from the best of this model on Scripted, run {first.run.run}" in leading.reason
     assert verdict.candidate.settings["speed"] == "fast"
     again = rounds.first_plan(second.run, found)
     assert again.to_json() == second.plans()[0].to_json(), "two planners agree by the record alone"

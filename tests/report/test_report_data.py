@@ -176,7 +176,7 @@ def test_whose_results_a_warm_start_read_and_what_was_tried_first_are_on_the_pag
     sections = dict(page_of(Run().discover(beliefs=beliefs).reader).story.sections)
     assert [fact.value for fact in sections["Warm start"]] == [
         "this model on NVIDIA L4, run 12",
-        "-knob0=on optimizationLevel=5 (one of the best of this model on NVIDIA L4, run 12)",
+        "-knob0=on optimizationLevel=5 (from the best of this model on NVIDIA L4, run 12)",
     ]
     assert "Warm start" not in dict(page_of(Run().discover().reader).story.sections)
 

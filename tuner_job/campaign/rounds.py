@@ -165,7 +165,7 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
 
 def _with_origin(proposal: Proposal, origins: Mapping[str, str]) -> str:
     origin = origins.get(proposal.candidate.id)
-    return f"{proposal.reason}; one of the best of {origin}" if origin else proposal.reason
+    return f"{proposal.reason}; from the best of {origin}" if origin else proposal.reason
 
 
 def _leader(fold: Fold) -> PlanLeader | None:

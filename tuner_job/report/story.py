@@ -245,7 +245,7 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         warm = [Fact("relative", name) for name in discovery.beliefs.relatives]
         for start in discovery.beliefs.starts:
             flips = " ".join(f"{name.removeprefix('setting:')}={value}" for name, value in start.flips.items())
-            warm.append(Fact("to try first", f"{flips} (one of the best of {start.origin})"))
+            warm.append(Fact("to try first", f"{flips} (from the best of {start.origin})"))
     versions.insert(0, Fact("runtime", f"{inputs.runtime.family} {inputs.runtime.version}"))
     versions.append(Fact("image", inputs.runtime.image_digest, code=True))
     model = []

@@ -42,9 +42,11 @@ LEAST_FAILING, MOST_FAILING = 0.005, 0.4
 flips out for good (synthetic landscapes, bench.search.warm); below 0.4 that is gone, and near relatives help as much."""
 MOST_EFFECT = 0.3
 """Log units. A larger one is an outlier of the relative, or its timings were."""
+_NEEDLESS = -0.0005
+"""A flip of a start that is expected to gain less (log units) is needless, as far as the relative can tell."""
 STARTS = 4
 STARTS_OF_ONE = 2
-"""The next best ones of a relative are variations of its best."""
+"""Others of a relative are variations of its best."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,11 @@ class _Told:
 
     @cached_property
     def best(self) -> list[tuple[Flips, float]]:
-        """Its best feasible candidates as flips here, with their log ratios less what was lost on the way."""
+        """Its best feasible candidates as flips here, with their log ratios less what was lost on the way.
+
+        The best one comes without its flips that seem needless first, since any of them may fail here, and then as it was, since
+        one of them may be needed.
+        """
         found: dict[Flips, float] = {}
         inside = set(self._space.flips)
         for tried in self._post.tried:
@@ -173,7 +179,14 @@ class _Told:
         least = min(found.values(), default=0.0)
         # As near to the best as no final could tell: the simpler one has less to go wrong with elsewhere.
         behind = {flips: int((gain - least) / SMALLEST_GAIN + 1e-6) for flips, gain in found.items()}
-        return sorted(found.items(), key=lambda item: (behind[item[0]], len(item[0]), sorted(item[0])))[:STARTS_OF_ONE]
+        order = sorted(found, key=lambda flips: (behind[flips], len(flips), sorted(flips)))
+        needed = frozenset(flip for flip in (order[0] if order else ()) if self._mean(flip) < _NEEDLESS)
+        best = dict.fromkeys([needed, *order] if needed else order)
+        return [(flips, found.get(flips, least)) for flips in list(best)[:STARTS_OF_ONE]]
+
+    def _mean(self, flip: Flip) -> float:
+        samples = self.samples(flip)
+        return 0.0 if samples is None else float(samples.mean())
 
     def _translated(self, stack: Stack, inside: set[Flip]) -> tuple[Flips, Stack]:
         """The same values against the defaults here, and which of its flips this space cannot express."""
