@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator bench-tensorrt bench-rtx bench-search bench-verdict bench-scaling e2e e2e-faults clean
+.PHONY: help setup run test lint unit crash crds lock bench-aa bench-operator bench-tensorrt bench-rtx bench-search bench-cpu-landscapes bench-verdict bench-scaling e2e e2e-faults clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -53,6 +53,9 @@ bench-rtx: setup ## Real TensorRT-RTX builds every example under every builder s
 
 bench-search: setup ## Adaptive and its peers on recorded and synthetic landscapes (hours; goes on where it was)
 	$(PY) -m bench.search --seeds 100 --jobs 2
+
+bench-cpu-landscapes: setup ## Record the full products that bench-search plays on, on this CPU (idle: about ten minutes a model)
+	$(PY) -m bench.cpu
 
 bench-verdict: setup ## What the verdict is worth beside simpler rules (about a quarter of an hour)
 	$(PY) -m bench.verdict

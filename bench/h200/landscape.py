@@ -101,13 +101,14 @@ def build_all(lab: Lab, configs: Sequence[dict[str, str]], space: Space, builder
             for future in as_completed(waiting, timeout=max(1.0, ends - time.monotonic())):
                 number, end = future.result()
                 candidate, config = waiting[future]
-                rows[number] = _row(lab, candidate, config, end, engines / str(number) / ENGINE_FILE, time.monotonic() - began)
+                rows[number] = row_of(lab, candidate, config, end, engines / str(number) / ENGINE_FILE, time.monotonic() - began)
         except TimeoutError:
             pool.shutdown(wait=True, cancel_futures=True)
     return rows
 
 
-def _row(lab: Lab, candidate: Candidate, config: dict[str, str], end: TrialEnd, path: Path, at: float) -> Row:
+def row_of(lab: Lab, candidate: Candidate, config: dict[str, str], end: TrialEnd, path: Path, at: float) -> Row:
+    """How a build ended, its accuracy judged; `path` is where its engine would be, `at` seconds since the recording began."""
     accuracy, report = lab.inputs.accuracy, end.report
     outcome, reason = end.outcome.value, end.reason
     seconds = {name: round(value, 3) for name, value in end.seconds.items()}
@@ -210,7 +211,7 @@ def record(
     ends = began + budget - 8.0  # for leaving and writing
     with open_lab(job, "GPU" if device == "GPU" else "CPU") as lab:
         space = space_of(lab.inputs, lab.knobs)
-        values = _values(space)
+        values = values_of(space)
         document: Document = {
             "model": job.stem,
             "device": lab.device.model_dump(),
@@ -238,14 +239,14 @@ def record(
             "built_seconds": round(built_at, 1),
             "seconds": round(time.monotonic() - began, 1),
             "lost": timing.lost,
-            "rows": [_plain(row) for _, row in sorted(rows.items())],
+            "rows": [plain(row) for _, row in sorted(rows.items())],
             "timings": timings,
         }
     write(document, output.with_name(f"{output.name}.json.gz"))
     return document
 
 
-def _values(space: Space) -> Mapping[str, list[str]]:
+def values_of(space: Space) -> Mapping[str, list[str]]:
     """Dimension → values, the default first."""
     defaults = {choice.knob.name: choice.knob.default for choice in space.choices}
     return {
@@ -254,7 +255,8 @@ def _values(space: Space) -> Mapping[str, list[str]]:
     }
 
 
-def _plain(row: Row) -> dict[str, object]:
+def plain(row: Row) -> dict[str, object]:
+    """As a recording holds it."""
     return {
         "id": row.candidate.id,
         "config": row.config,

@@ -22,7 +22,7 @@ from tuner_job.api.child import ENGINE_FILE, MeasureSettings
 from tuner_job.api.measurement import BASELINE
 from tuner_job.api.outcome import Outcome
 from tuner_job.measure.drift import without_drift
-from tuner_job.measure.variance import components
+from tuner_job.measure.variance import Components, components
 
 BUILDS = 16
 SESSION = MeasureSettings(session_seconds=0.02, session_samples=20, warmup_seconds=0.1, warmup_limit_seconds=1.0)
@@ -52,7 +52,8 @@ def record(job: Path, device: str, output: Path, budget: float, count: int) -> N
             each = SESSION.session_seconds * SLACK
             sessions = int(np.clip((left - len(engines) * load - 2) / (len(engines) * each), LEAST_SESSIONS, MOST_SESSIONS))
             started = time.monotonic()
-            rows, launch, clock = _timed(lab, engines, mode == "graph1", sessions)
+            measure = SESSION.model_copy(update={"sessions": sessions, "cuda_graph": mode == "graph1"})
+            rows, launch, clock = timed(lab, engines, measure)
             load = max(0.1, (time.monotonic() - started - len(engines) * sessions * each) / len(engines))
             document |= {mode: rows, f"{mode}_launch": launch, f"{mode}_clock": clock}
             print(f"{job.stem} {mode} ({launch}, {clock}): {_describe(rows, len(engines))}", file=sys.stderr)
@@ -76,8 +77,9 @@ def _builds(lab: Lab, count: int, ends: float) -> tuple[dict[str, Path], list[fl
     return engines, seconds
 
 
-def _timed(lab: Lab, engines: dict[str, Path], graph: bool, sessions: int) -> tuple[list[list[float]], str, str]:
-    measure = SESSION.model_copy(update={"sessions": sessions, "cuda_graph": graph})
+def timed(lab: Lab, engines: dict[str, Path], measure: MeasureSettings) -> tuple[list[list[float]], str, str]:
+    """One process that times engines (by number) in turn: rows `[round, build, at_s, median_us, mean_us]` in the order of time,
+    launch mode and clock."""
     end = lab.time(engines, measure, phase_limits(300.0))
     if end.outcome is not Outcome.FEASIBLE or end.report is None:
         raise SystemExit(f"timing ended {end.outcome}: {end.reason}")
@@ -91,15 +93,20 @@ def _timed(lab: Lab, engines: dict[str, Path], graph: bool, sessions: int) -> tu
     return sorted(rows, key=lambda row: row[2]), timing.launch, timing.clock
 
 
+def spreads(rows: list[list[float]]) -> tuple[Components, Components]:
+    """Of log medians: as timed, and less the drift that all builds share."""
+    table = np.array(rows)
+    of = [table[table[:, 1] == build] for build in np.unique(table[:, 1])]
+    logs = [np.log(one[:, 3]) for one in of]
+    return components(logs), components(without_drift([one[:, 2] for one in of], logs))
+
+
 def _describe(rows: list[list[float]], builds: int) -> str:
     """Standard deviations of log medians, as a pilot's."""
     table = np.array(rows)
-    of = [table[table[:, 1] == build] for build in range(builds)]
-    logs = [np.log(one[:, 3]) for one in of]
-    flat = without_drift([one[:, 2] for one in of], logs)
-    raw, quiet = components(logs), components(flat)
+    raw, quiet = spreads(rows)
     return (
-        f"{builds} builds x {min(len(one) for one in of)} sessions, median {np.median(table[:, 3]):.1f} us; sd between builds "
+        f"{builds} builds x {len(rows) // builds} sessions, median {np.median(table[:, 3]):.1f} us; sd between builds "
         f"{raw.build_sd:.2%} ({quiet.build_sd:.2%} drift removed), between sessions {raw.session_sd:.2%} ({quiet.session_sd:.2%})"
     )
 

@@ -32,6 +32,7 @@ from tuner_job.search.strategy import strategy
 HERE = Path(__file__).parent
 SEARCH = HERE.parents[1] / "tuner_job" / "search"
 H200 = HERE.parent / "results" / "h200"
+CPU = HERE.parent / "results" / "cpu"
 FRACTIONS = (0.25, 0.5, 1.0, 2.0)
 """Budgets in O, the builds of one-at-a-time."""
 PRODUCT_FRACTIONS = (0.05, 0.1, 0.2)
@@ -95,18 +96,22 @@ def kind(name: str) -> Kind:
 
 def landscapes() -> list[str]:
     """Names of those that are in the repository."""
-    return [f"h200-{path.name.removeprefix('landscape-').removesuffix('.json.gz')}" for path in _recordings()] + list(RECIPES)
+    return [*_recordings(), *RECIPES]
 
 
-def _recordings() -> list[Path]:
-    return sorted(H200.glob("landscape-*.json.gz"))
+def _recordings() -> dict[str, Path]:
+    """Recorded ones, `h200-<model>` and `cpu-<model>`."""
+    return {
+        f"{place}-{path.name.removeprefix('landscape-').removesuffix('.json.gz')}": path
+        for place, folder in (("h200", H200), ("cpu", CPU))
+        for path in sorted(folder.glob("landscape-*.json.gz"))
+    }
 
 
 @cache
 def _recorded(name: str) -> Landscape:
-    for path in _recordings():
-        if name == f"h200-{path.name.removeprefix('landscape-').removesuffix('.json.gz')}":
-            return from_h200(path)
+    if path := _recordings().get(name):
+        return from_h200(path) if path.parent == H200 else load(path)
     if not name.endswith(".json.gz"):
         raise InputError(f"no landscape {name!a}; there are {', '.join(landscapes())}, or the path of a .json.gz file")
     return load(Path(name))

@@ -191,3 +191,17 @@ def test_a_result_too_slow_for_the_samples_of_a_percentile_has_no_score_and_stop
     assert set(scores(results, discovery([samples(1000)] * 4), "LatencyP99")) == {"001-00000"}
     with pytest.raises(TooFewSamples):
         scores(results, discovery([samples(100)] * 4), "LatencyP99")
+
+
+@pytest.mark.parametrize("between", [0.0, 0.05])
+def test_a_trial_that_was_stopped_early_states_a_larger_sd(between: float) -> None:
+    """Also where the controls vary more than sessions do, so that they and not the sessions say how well a trial is timed."""
+    rng = np.random.default_rng(0)
+    controls = [timing(rng.normal(0, between), rng) for _ in range(8)]
+    found = discovery([timing(0.0, rng) for _ in range(4)])
+    sds = []
+    for sessions in (1, 2, 5):
+        results = [result("001-00000", 0, timing(0.1, sessions=sessions), controls)]
+        sds.append(scores(results, found, "LatencyP50")["001-00000"].sd)
+    assert sds == sorted(sds, reverse=True)
+    assert sds[0] > 1.3 * sds[-1]

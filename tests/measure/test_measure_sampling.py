@@ -1,11 +1,11 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import pytest
 
 from tuner_job.api.child import MeasureSettings
-from tuner_job.api.measurement import MOST_SAMPLES
+from tuner_job.api.measurement import MOST_SAMPLES, Session
 from tuner_job.measure.samples import Floats, InvalidTiming, unpack
 from tuner_job.measure.sampling import Aside, measure, warm_up
 
@@ -168,3 +168,17 @@ def test_a_very_fast_engine_keeps_no_more_samples_than_its_records_hold() -> Non
     whole = measure({"x": FakeTimer(device, latency=lambda _: 1e-5)}, settings, 0, device.clock)["x"]
     assert sum(one.count for one in whole.sessions) <= MOST_SAMPLES
     assert all(one.count >= 24_000 for one in whole.sessions)
+
+
+def test_timing_ends_after_a_round_that_is_enough_and_keeps_what_was_taken() -> None:
+    device = FakeDevice()
+    asked: list[dict[str, int]] = []
+
+    def enough(sessions: Mapping[str, Sequence[Session]]) -> bool:
+        asked.append({key: len(series) for key, series in sessions.items()})
+        return len(asked) == 2
+
+    timers = {name: FakeTimer(device, name) for name in "ab"}
+    found = measure(timers, SETTINGS, 0, device.clock, enough=enough)
+    assert asked == [{"a": 1, "b": 1}, {"a": 2, "b": 2}]
+    assert {key: len(one.sessions) for key, one in found.items()} == {"a": 2, "b": 2}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from search_landscapes import C2, C3, LOUD, SILENT, A, B, additive
 
-from bench.search import report, score, series
+from bench.search import packages, report, score, series
 from bench.search.noise import make
 from bench.search.ours import Ours
 from bench.search.players import Random, Trtexec
@@ -18,6 +20,7 @@ from bench.search.simulate import Builder, play
 from tuner_job.api.measurement import BASELINE
 from tuner_job.api.outcome import Outcome
 from tuner_job.search.rounds import Budget, Done, Proposal
+from tuner_job.search.space import Flip
 from tuner_job.search.strategy import strategy
 
 
@@ -238,3 +241,74 @@ def test_a_large_plan_is_timed(tmp_path):
     seconds, megabytes = series.plan_large(30)
     assert seconds > 0
     assert megabytes > 10
+
+
+def test_peers_are_those_that_were_compared():
+    lock = packages.LOCK.read_text()
+    assert all(f"\n{name}=={version} " in lock for name, version in packages.COMPARED.items())
+    with pytest.raises(SystemExit, match="not compared"):
+        packages.check(SimpleNamespace(__name__="optuna", __version__="0.1"))
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    if not packages.folder().exists():
+        pytest.skip("the peers are not installed; python -m bench.search installs them")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    packages.install()
+
+
+def proposals(player, landscape, seed, workers):
+    """All that it asks for, and what it returns."""
+    where = series.landscape(landscape, seed)
+    asked = []
+    ask = player.ask
+
+    def noted(*arguments):
+        asked.append(ask(*arguments))
+        return asked[-1]
+
+    player.ask = noted
+    (end,) = play(player, where, [60], seed, workers=workers, late=0.2)
+    return asked, end.choice, end.sessions
+
+
+@pytest.mark.parametrize(("landscape", "prune", "workers"), [("synthetic-failing", False, 3), ("synthetic-host", True, 1)])
+def test_optuna_proposes_what_it_does_by_itself(peers, landscape, prune, workers):
+    import optuna
+
+    class Plain(packages.Optuna):
+        def __init__(self, space, seed, prune):
+            super().__init__(space, seed, prune)
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+
+        def _ask(self):
+            trial = self._study.ask()
+            flips = [
+                Flip(name, trial.suggest_categorical(name, ["", *(flip.value for flip in flips)]))
+                for name, flips in self._space.dimensions.items()
+            ]
+            candidate = self._space.candidate(flip for flip in flips if flip.value)
+            self._open.append((candidate.id, trial))
+            return candidate
+
+    space = series.landscape(landscape, 1).space
+    here, plain = (proposals(make(space, 1, prune), landscape, 1, workers) for make in (packages.Optuna, Plain))
+    assert here == plain
+
+
+@pytest.mark.parametrize(("landscape", "workers"), [("synthetic-failing", 1), ("synthetic-settings", 3)])
+def test_nevergrad_proposes_what_it_does_by_itself(peers, monkeypatch, landscape, workers):
+    space = series.landscape(landscape, 1).space
+    here = proposals(packages.Nevergrad(space, 1, 60, workers), landscape, 1, workers)
+
+    import nevergrad
+    import scipy.stats
+    from nevergrad.parametrization import discretization
+
+    def plain(size, repetitions):
+        return nevergrad.p.TransitionChoice(range(size), repetitions=repetitions)
+
+    monkeypatch.setattr(discretization, "scipy", scipy)
+    monkeypatch.setattr(packages, "_nevergrad", lambda: (nevergrad, plain))
+    assert here == proposals(packages.Nevergrad(space, 1, 60, workers), landscape, 1, workers)

@@ -153,6 +153,8 @@ class ChildRequest(Model):
     """Name → engine file, for `time` and `inspect`."""
     timing_cache: str = ""
     """File with the builder's timing cache to start from; empty: none."""
+    race: tuple[float, ...] = ()
+    """Of a trial: bounds in log seconds over which its timing ends early (measure.racing). Empty: it takes all sessions."""
     plugins: tuple[str, ...] = ()
     """Paths of plugin libraries, loaded before anything else."""
     seed: int = 0
@@ -191,6 +193,8 @@ class ChildReport(Model):
     losses: Losses | None = None
     timing: tuple[Timing, ...] = ()
     """One per shape case, in the request's order."""
+    stopped_over: float | None = None
+    """The bound of `race` that ended the timing early; None: it took all sessions."""
     timings: dict[str, tuple[Timing, ...]] = Field(default_factory=dict)
     """The same for every engine of `time`."""
     layers: dict[str, LayerProfile] = Field(default_factory=dict)

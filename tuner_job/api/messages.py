@@ -124,6 +124,10 @@ class PilotBuild(Model):
     """One per shape case."""
     seconds: float
     """Wall time of the whole trial."""
+    build_seconds: Seconds | None = None
+    """Of it, building."""
+    timing_seconds: Seconds | None = None
+    """Of it, warm-up and sessions."""
     state: DeviceState | None = None
 
 
@@ -348,6 +352,8 @@ class ResultRecord(Record):
     losses: Losses | None = None
     timing: Annotated[tuple[Timing, ...], FailFast()] = ()
     """One per shape case, in the run's order."""
+    stopped_over: float | None = None
+    """Timing ended early, as the log seconds of its sessions so far were over this bound (measure.racing); None: it took all."""
     state: DeviceState | None = None
     """The device just before the trial."""
     controls: Annotated[tuple[Control, ...], FailFast()] = ()

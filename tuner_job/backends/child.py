@@ -59,6 +59,7 @@ from tuner_job.backends.protocol import (
     Tensors,
     Unsupported,
 )
+from tuner_job.measure import racing
 from tuner_job.measure.sampling import measure
 
 BackendFactory = Callable[[Literal["CPU", "GPU"]], Backend]
@@ -180,7 +181,8 @@ def _trial(request: ChildRequest, backend: Backend, progress: Progress) -> Child
         if request.operation == "trial" and not losses.problems:
             progress.enter(Phase.MEASURE)
             timing = _measure(request, {"": engine}, inputs)[""]
-    return ChildReport(status="ok", engine=built, losses=losses, timing=timing)
+    over = racing.over(request, [one.sessions for one in timing])
+    return ChildReport(status="ok", engine=built, losses=losses, timing=timing, stopped_over=over)
 
 
 def _time(request: ChildRequest, backend: Backend, progress: Progress) -> ChildReport:
@@ -246,7 +248,7 @@ def _measure(
         for name, engine in engines.items()
         for position, case in enumerate(request.cases)
     }
-    timings = measure(timers, request.measure, request.seed, time.perf_counter, len(request.cases))
+    timings = measure(timers, request.measure, request.seed, time.perf_counter, len(request.cases), racing.ends(request))
     return {name: tuple(timings[name, case.name] for case in request.cases) for name in engines}
 
 

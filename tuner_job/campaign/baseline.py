@@ -18,7 +18,7 @@ TRIALS_PER_CONTROL = 4
 
 
 RECENT_CONTROLS = 32
-"""So many are kept to tell drift by; each holds its samples."""
+"""So many are kept to tell drift by, and to race against; each holds its samples."""
 
 
 class BaselineFailed(TrtfleetError):
@@ -53,6 +53,11 @@ class Baseline:
     def ask_again(self) -> None:
         """A control is due before the next trial: something may be wrong with the machine."""
         self._since = 0
+
+    @property
+    def recent(self) -> Sequence[Control]:
+        """The latest controls, in time order; all of them are in results of this worker, or go into its next one."""
+        return tuple(self._recent)
 
     def take(self) -> Sequence[Control]:
         """The controls since the last call."""

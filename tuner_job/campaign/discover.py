@@ -16,7 +16,7 @@ from tuner_job.accuracy.references import load
 from tuner_job.accuracy.user_references import import_user_references
 from tuner_job.accuracy.weakness import warnings
 from tuner_job.api.base import InputError, TrtfleetError, digest_of
-from tuner_job.api.child import TIMING_CACHE_FILE, ChildReport, ShapeCase
+from tuner_job.api.child import TIMING_CACHE_FILE, ChildReport, Phase, ShapeCase
 from tuner_job.api.inputs import RunInputs, RuntimeIdentity
 from tuner_job.api.measurement import BASELINE, Device, Losses
 from tuner_job.api.messages import DiscoveryRecord, PilotBuild
@@ -259,7 +259,16 @@ def _pilot(space: Workspace, cases: tuple[ShapeCase, ...], references_digest: st
             raise DiscoveryFailed("the default build reported no engine or no losses")
         _gate_baseline(space, report.losses)
         losses = losses or report.losses
-        builds.append(PilotBuild(engine=report.engine, timing=report.timing, seconds=end.seconds["total"], state=report.state))
+        builds.append(
+            PilotBuild(
+                engine=report.engine,
+                timing=report.timing,
+                seconds=end.seconds["total"],
+                build_seconds=end.seconds.get(Phase.BUILD),
+                timing_seconds=end.seconds.get(Phase.MEASURE),
+                state=report.state,
+            )
+        )
     assert losses is not None
     return tuple(builds), losses
 

@@ -21,6 +21,7 @@ from tuner_job.campaign.processes import seconds_alive
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.trials import TrialRunner
 from tuner_job.campaign.workspace import Stopped, Workspace
+from tuner_job.measure.racing import races
 from tuner_job.store import layout
 from tuner_job.store.beats import Heart
 from tuner_job.store.ledger import Ledger, ignores_ledger
@@ -86,6 +87,8 @@ def _discover(post: Post) -> None:
 def _explore(post: Post) -> None:
     _last_plan(post)
     discovery = _prepared(post)
+    inputs = post.reader.run.inputs
+    log.info("racing: %s", races(inputs.measure, inputs.constraints, discovery)[1])
     ledger = None if ignores_ledger(post.reader.run) else Ledger(post.space.store)
     post.space.fetch_timing_cache(discovery.timing_cache_blob)
     Explorer(

@@ -15,6 +15,7 @@ from tuner_job.api.messages import Control, DiscoveryRecord, PlannedTrial, Previ
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.baseline import Baseline
 from tuner_job.campaign.workspace import Workspace, unusable
+from tuner_job.measure.racing import bounds, can_race
 from tuner_job.store.ledger import Ledger
 from tuner_job.store.objects import StoreUnavailable
 from tuner_job.store.records import timestamp
@@ -65,7 +66,8 @@ class TrialRunner:
         began = self._clock()
         baseline.before_trial()
         started = self._clock()
-        end = self._attempt(planned)
+        race = self._race(planned, baseline)
+        end = self._attempt(planned, race)
         for _ in range(MAX_INFRASTRUCTURE_TRIES - 1):  # by this worker: tries that others lost are not the trial's fault
             if not end.retriable:
                 break
@@ -74,7 +76,7 @@ class TrialRunner:
             if again is None:
                 break
             claim = again
-            end = self._attempt(planned)
+            end = self._attempt(planned, race)
         if unusable(end):
             baseline.ask_again()
         ended = self._clock()
@@ -91,6 +93,13 @@ class TrialRunner:
         self._share(result)
         return result
 
+    def _race(self, planned: PlannedTrial, baseline: Baseline) -> Sequence[float]:
+        """Bounds over which the trial's timing ends early; all that they depend on is, or will be with its result, on record."""
+        if planned.candidate.is_baseline:
+            return ()
+        inputs = self._space.run.inputs
+        return bounds([one.timing for one in baseline.recent], self._discovery, inputs.measure, inputs.constraints)
+
     def _known(self, candidate: Candidate) -> ResultRecord | None:
         """What the ledger has, if it can be used. A record that cannot costs a measurement, never the run."""
         if self._ledger is None:
@@ -106,6 +115,10 @@ class TrialRunner:
         if known is not None and {len(known.timing), *(len(one.timing) for one in known.controls)} - {0, cases}:
             log.warning("measured anew: the ledger's result of %s is not timed under %d shape cases", candidate.id, cases)
             return None
+        inputs = self._space.run.inputs
+        if known is not None and known.stopped_over is not None and not can_race(inputs.measure, inputs.constraints):
+            log.info("measured anew: the ledger's result of %s was stopped early, and this run needs all sessions", candidate.id)
+            return None
         return known
 
     def _share(self, result: ResultRecord) -> None:
@@ -116,7 +129,7 @@ class TrialRunner:
             except TrtfleetError as error:
                 log.warning("not in the ledger: %s", error)
 
-    def _attempt(self, planned: PlannedTrial) -> TrialEnd:
+    def _attempt(self, planned: PlannedTrial, race: Sequence[float]) -> TrialEnd:
         output = self._space.root / "trial"
         try:
             return self._space.start(
@@ -128,6 +141,7 @@ class TrialRunner:
                     references_digest=self._discovery.references_digest,
                     seed=self._space.run.seed,
                     timing_cache=self._space.timing_cache,
+                    race=race,
                 )
             )
         finally:
@@ -156,6 +170,7 @@ class TrialRunner:
             engine=report.engine if report else None,
             losses=report.losses if report else None,
             timing=report.timing if report and measured else (),
+            stopped_over=report.stopped_over if report and measured else None,
             state=report.state if report else None,
             controls=tuple(controls),
             finished_at=timestamp(),

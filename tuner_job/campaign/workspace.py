@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -162,6 +162,7 @@ class Workspace:
         tensors: tuple[TensorSpec, ...] = (),
         seed: int = 0,
         timing_cache: Path | None = None,
+        race: Sequence[float] = (),
     ) -> ChildRequest:
         """A child's request with everything that the run fixes filled in."""
         inputs = self.run.inputs
@@ -184,6 +185,7 @@ class Workspace:
                 "inputs": tensors,
                 "samples": inputs.accuracy.samples,
                 "timing_cache": str(timing_cache) if timing_cache else "",
+                "race": tuple(race),
                 "plugins": tuple(str(path) for path in self.plugins),
                 "seed": seed,
                 "output": str(output) if output else "",

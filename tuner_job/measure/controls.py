@@ -62,7 +62,8 @@ def scores(results: Sequence[ResultRecord], discovery: DiscoveryRecord, metric: 
     within = _timing_variance(list(logs.values()))
     build = discovery.build_sd**2
     session_counts = [len(c.timing[0].sessions) for r in results for c in r.controls] or [1]
-    noise = max(within, median_variance(discovery.session_sd, int(np.median(session_counts))), SMALLEST_VARIANCE)
+    usual = int(np.median(session_counts))
+    noise = max(within, median_variance(discovery.session_sd, usual), SMALLEST_VARIANCE)
 
     workers = {
         key: _Worker(float(np.median(values)), build / len(engines[key]) + median_variance(math.sqrt(noise), len(values)))
@@ -83,7 +84,9 @@ def scores(results: Sequence[ResultRecord], discovery: DiscoveryRecord, metric: 
         value = _objective(result.timing, discovery, metric) if result.timing else None
         if value is None:
             continue
-        own = build + max(within, median_variance(discovery.session_sd, len(result.timing[0].sessions)))
+        count = len(result.timing[0].sessions)
+        fewer = max(1.0, median_variance(1.0, count) / median_variance(1.0, usual))  # it was stopped early (measure.racing)
+        own = build + max(fewer * within, median_variance(discovery.session_sd, count))
         worker = workers.get(_worker(result))
         if worker is None:
             found[result.trial] = Score(value - center, math.sqrt(own + spread + center_variance))

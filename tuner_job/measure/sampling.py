@@ -8,7 +8,7 @@ that are timed one after the other do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -89,13 +89,21 @@ class _Series:
     sessions: list[Session] = field(default_factory=list)
 
 
-def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, clock: Clock, cases: int = 1) -> dict[Key, Timing]:
+def measure(
+    timers: Mapping[Key, Timer],
+    settings: MeasureSettings,
+    seed: int,
+    clock: Clock,
+    cases: int = 1,
+    enough: Callable[[Mapping[Key, Sequence[Session]]], bool] = lambda _: False,
+) -> dict[Key, Timing]:
     """Time every timer: warm up each, then rounds in which each one takes a session, in an order shuffled by `seed`.
 
     `at` of all sessions is on one clock, which starts with the first session of this call. Throttled sessions are kept,
     flagged, and taken again in later rounds, at most as often as sessions were planned. A session lasts at least
     `session_seconds` and has at least `session_samples` samples. An engine has a timer for each of its `cases`; of what it takes
-    beyond MOST_SAMPLES in all, evenly spaced samples are kept. Raises InvalidTiming.
+    beyond MOST_SAMPLES in all, evenly spaced samples are kept. After each round `enough` sees all sessions so far; True ends the
+    timing. Raises InvalidTiming.
     """
     rng = np.random.default_rng(seed)
     attempts = settings.sessions + math.ceil(RETAKES * settings.sessions)
@@ -115,6 +123,8 @@ def measure(timers: Mapping[Key, Timer], settings: MeasureSettings, seed: int, c
             one.sessions.append(taken.model_copy(update={"power_capped": aside.power_capped, "host_median": aside.host_median}))
             one.attempts_left -= 1
             one.owed -= not aside.throttled
+        if enough({key: one.sessions for key, one in series.items()}):
+            break
     return {
         key: Timing(
             clock=one.timer.clock,

@@ -11,6 +11,7 @@ from tuner_job.api.child import ShapeCase
 from tuner_job.api.messages import BeatRecord, DiscoveryRecord, Interval, PlanRecord, RunRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
+from tuner_job.measure.racing import races
 from tuner_job.report.words import candidate_text, interval_text, latency_text, seconds_text
 from tuner_job.store import layout
 
@@ -211,6 +212,7 @@ def _inside(run: RunRecord, discovery: DiscoveryRecord | None) -> list[Fact]:
             f"{measure.sessions} per engine and shape in explore, each at least {measure.session_seconds:g} s and "
             f"{measure.session_samples} samples; a session counts as one number",
         ),
+        Fact("racing", races(measure, run.inputs.constraints, discovery)[1] if discovery else ""),
         Fact("warm-up", f"{measure.warmup_seconds:g} to {measure.warmup_limit_seconds:g} s, until windows agree"),
     ]
     cases = discovery.cases if discovery else run.inputs.cases

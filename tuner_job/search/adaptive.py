@@ -27,6 +27,10 @@ from tuner_job.search.sparse import Array
 
 _SCREENING_SHARE = 0.35
 _FINISHING_SHARE = 0.15
+_FEW = 24
+"""So few flips are tried alone, since in so small a space most of them matter and would hide each other in groups, …"""
+_FEW_SHARE = 0.6
+"""… if it takes at most so much of the budget."""
 _GROUP_FAILURES = 0.3
 """Groups are made so small that about this share of them fails at most."""
 _STACK_RISK = 0.35
@@ -98,7 +102,10 @@ class _Round:
 
     def proposals(self, size: int) -> list[Proposal]:
         """At most `size`; none when nothing is left."""
-        found = list(_up_to(size, variants_first(self.space, self.past) or self._starts()))
+        variants = variants_first(self.space, self.past)
+        found = list(_up_to(size, variants or self._starts()))
+        if variants and len(found) >= self.budget.workers:
+            return found  # on which of them the rest is best tried is known next
         if (left := size - len(found)) and self._screening():
             found += self._screen(left)
         if (left := size - len(found)) and self.budget.spent >= self.budget.trials * (1 - _FINISHING_SHARE):
@@ -134,7 +141,7 @@ class _Round:
 
     def _group_size(self, most: int) -> int:
         count = len(self.knobs)
-        if count <= _SCREENING_SHARE * self.budget.trials:
+        if count <= max(_SCREENING_SHARE * self.budget.trials, min(_FEW, _FEW_SHARE * self.budget.trials)):
             return 1
         wanted = math.ceil(2 * count / max(1.0, _SCREENING_SHARE * self.budget.trials))
         safe = int(math.log(1 - _GROUP_FAILURES) / math.log(1 - min(0.5, self.failures.rate)))
@@ -143,7 +150,8 @@ class _Round:
     def _screening(self) -> bool:
         needed = 1.0 if self.group == 1 else 2.0
         unknown = any(self.seen[j] < needed for j in self.knobs)
-        return unknown and self.budget.spent < _SCREENING_SHARE * self.budget.trials
+        share = _FEW_SHARE if len(self.knobs) <= _FEW else _SCREENING_SHARE
+        return unknown and self.budget.spent < share * self.budget.trials
 
     def _screen(self, count: int) -> list[Proposal]:
         what = "one at a time" if self.group == 1 else f"screening in groups of {self.group}"
@@ -250,15 +258,15 @@ class _Round:
 
     def _improved(self, stack: Stack, effects: Array) -> Stack:
         """The best flip of every dimension, and then pairs, one or both in or out, where that gains."""
-        allowed = [j for j in range(self.post.size) if j not in self.failures.culprits]
-        best: dict[str, int] = {}
+        allowed = [j for j in self.knobs if j not in self.base]
+        best = {self.dimension[j]: j for j in sorted(self.base)}
         for j in allowed:
             if effects[j] < 0 and (self.dimension[j] not in best or effects[j] < effects[best[self.dimension[j]]]):
                 best[self.dimension[j]] = j
         stack = frozenset(best.values())
         value = float(effects @ self.post.row(stack))
         for a, b in self.post.pairs:
-            if a in self.failures.culprits or b in self.failures.culprits:
+            if not {a, b} <= set(allowed):
                 continue
             for changed in ({a}, {b}, {a, b}):
                 others = frozenset(j for j in stack if self.dimension[j] not in {self.dimension[c] for c in changed})

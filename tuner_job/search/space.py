@@ -13,10 +13,10 @@ from tuner_job.routes.select import SearchKnob, require_search
 from tuner_job.search.flips import Flip, Flips
 from tuner_job.search.prior import Prior
 
-__all__ = ["VARIANT", "Flip", "Flips", "Prior", "Space"]
+__all__ = ["SETTING", "VARIANT", "Flip", "Flips", "Prior", "Space"]
 
 VARIANT = "variant"
-_SETTING = "setting:"
+SETTING = "setting:"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Space:
         """Dimension → its flips: variants, then settings by name, then knobs in list order."""
         found = {VARIANT: tuple(Flip(VARIANT, name) for name in self.variants if name != self.base)}
         for name in sorted(self.settings):
-            found[_SETTING + name] = tuple(Flip(_SETTING + name, value) for value in dict.fromkeys(self.settings[name]))
+            found[SETTING + name] = tuple(Flip(SETTING + name, value) for value in dict.fromkeys(self.settings[name]))
         for choice in self.choices:
             found[choice.knob.name] = tuple(Flip(choice.knob.name, value) for value in choice.flips)
         return {dimension: flips for dimension, flips in found.items() if flips}
@@ -64,8 +64,8 @@ class Space:
         for dimension, value in flips:
             if dimension == VARIANT:
                 variant = value
-            elif dimension.startswith(_SETTING):
-                settings[dimension.removeprefix(_SETTING)] = value
+            elif dimension.startswith(SETTING):
+                settings[dimension.removeprefix(SETTING)] = value
             else:
                 route[dimension] = value
         return Candidate(variant=variant, route=str(make_route(route, self.knobs)), settings=settings)
@@ -73,7 +73,7 @@ class Space:
     def flips_of(self, candidate: Candidate) -> Flips:
         """A candidate's flips, whether or not the space has them: an explicit default is a flip of its own."""
         flips = {Flip(*token.split("=", 1)) for token in candidate.route.split()}
-        flips |= {Flip(_SETTING + name, value) for name, value in candidate.settings.items()}
+        flips |= {Flip(SETTING + name, value) for name, value in candidate.settings.items()}
         return frozenset(flips | ({Flip(VARIANT, candidate.variant)} if candidate.variant != self.base else set()))
 
     def sorted(self, flips: Iterable[Flip]) -> list[Flip]:

@@ -1,9 +1,9 @@
 """Which flips matter: a sparse, robust Bayesian regression on log ratios.
 
-    y_i = sum_j x_ij b_j + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, tau^2),   e_i ~ N(0, v_i) with v_i known,
+    y_i = sum_j x_ij b_j + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, (s_j tau)^2),   e_i ~ N(0, v_i), v_i known,
     logit pi_j = logit pi + o_j,   d_i: what the sum misses (interactions), Student-t with scale m
 
-m_j and o_j are given: 0 unless something is believed beforehand.
+m_j, o_j (both 0) and s_j (1) are given, unlike that where something is believed beforehand.
 The posterior is sampled by Gibbs chains (George and McCulloch, JASA 1993) that are cooled from a flattened likelihood, so that
 they hold side by side the explanations that groups cannot tell apart. While they cool, pi, tau, m and the Student-t weights
 (Lange, Little and Taylor, JASA 1989) follow the chains' mean (Monte Carlo EM). Deterministic: the chains' seed is fixed. No
@@ -34,6 +34,9 @@ _PRIOR_WEIGHT = 4.0
 _CHAINS = 20
 _COOLING = 32
 """Sweeps from a tenth of the likelihood to all of it; not kept."""
+_MANY = 48
+"""More effects than so: chance finds some that explain outliers. Then all of y begins as misfit, its outliers down-weighted, and
+effects have to earn it; of fewer, large ones would never get so far."""
 _REWEIGHT = 4
 """Sweeps between updates of pi, tau, m and the weights."""
 _KEPT = 5
@@ -78,10 +81,12 @@ class Belief:
     """(p,) log odds of being live over those of any other effect."""
     center: Array
     """(p,) expected effect if live."""
+    scale: Array
+    """(p,) spread of the effect if live, over that of any other effect."""
 
     @classmethod
     def none(cls, p: int) -> Belief:
-        return cls(np.zeros(p), np.zeros(p))
+        return cls(np.zeros(p), np.zeros(p), np.ones(p))
 
 
 def fit(x: Array, y: Array, v: Array, belief: Belief | None = None) -> Fit:
@@ -90,34 +95,35 @@ def fit(x: Array, y: Array, v: Array, belief: Belief | None = None) -> Fit:
     n, p = x.shape
     belief = belief or Belief.none(p)
     y = np.minimum(y, _SLOWEST)
-    pi, tau2 = PRIOR_LIVE, _PRIOR_TAU**2
-    # Begin with the whole spread of y as misfit and its outliers down-weighted, lest a few of them are explained by chance flips.
-    misfit2 = _PRIOR_MISFIT**2 + float(np.median(np.abs(y))) ** 2 if n else _PRIOR_MISFIT**2
-    robust = (_FREEDOM + 1) / (_FREEDOM + y**2 / (v + misfit2))
     seen = np.flatnonzero(x.any(axis=0))
-    x_seen, odds, center = x[:, seen], belief.odds[seen], belief.center[seen]
+    misfit2, robust, patience = _PRIOR_MISFIT**2, np.ones(n), _COOLING // 2
+    if len(seen) > _MANY and n:
+        misfit2 += float(np.median(np.abs(y))) ** 2
+        robust, patience = (_FREEDOM + 1) / (_FREEDOM + y**2 / (v + misfit2)), 1
+    x_seen = x[:, seen]
+    odds, center, scale2 = belief.odds[seen], belief.center[seen], belief.scale[seen] ** 2
     effects = np.zeros((len(seen), _CHAINS))
     kept = []
     for sweep in range(_COOLING + _KEPT * _THINNING):
         if sweep <= _COOLING and sweep % _REWEIGHT == 0:
-            if sweep:
+            is_live = effects != 0
+            live = np.count_nonzero(is_live) / _CHAINS
+            pi = min(0.5, (10 * _PRIOR_WEIGHT * PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen)))
+            spread = float((((effects - center[:, None]) * is_live) ** 2 / scale2[:, None]).sum()) / _CHAINS
+            tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + spread) / (_PRIOR_WEIGHT + live)
+            if sweep >= patience:  # what chains miss that are still hot is no misfit
                 residual2 = ((y[:, None] - x_seen @ effects) ** 2).mean(axis=1)
                 robust = (_FREEDOM + 1) / (_FREEDOM + residual2 / (v + misfit2))
                 surplus = float(np.sum(robust * residual2 - v))
                 misfit2 = max(1e-8, (_PRIOR_WEIGHT * _PRIOR_MISFIT**2 + surplus) / (_PRIOR_WEIGHT + n))
-                is_live = effects != 0
-                live = np.count_nonzero(is_live) / _CHAINS
-                pi = min(0.5, (10 * _PRIOR_WEIGHT * PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen)))
-                spread = float((((effects - center[:, None]) * is_live) ** 2).sum()) / _CHAINS
-                tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + spread) / (_PRIOR_WEIGHT + live)
             weighted = x_seen * (robust / (v + misfit2))[:, None]
             gram = weighted.T @ x_seen
             pull = weighted.T @ y
         heat = min(1.0, 0.1 + 0.9 * sweep / _COOLING)
-        _sweep(gram, pull, effects, heat, odds + logit(pi), center, tau2, rng)
+        _sweep(gram, pull, effects, heat, odds + logit(pi), center, tau2 * scale2, rng)
         if sweep >= _COOLING and (sweep - _COOLING) % _THINNING == _THINNING - 1:
             # Unseen flips follow the belief, in pairs of draws, so that their mean is exactly what is believed.
-            half = rng.normal(0, np.sqrt(tau2), (p, _CHAINS // 2))
+            half = rng.normal(0, np.sqrt(tau2), (p, _CHAINS // 2)) * belief.scale[:, None]
             chance = 1 / (1 + np.exp(-(belief.odds + logit(pi))))
             draw = belief.center[:, None] + np.hstack([half, -half])
             draw *= np.tile(rng.random((p, _CHAINS // 2)) < chance[:, None], 2)
@@ -140,7 +146,7 @@ def _sweep(
     heat: float,
     log_odds: Array,
     center: Array,
-    tau2: float,
+    tau2: Array,
     rng: np.random.Generator,
 ) -> None:
     """One Gibbs sweep over all effects (p, chains), in place, under the likelihood to the power of `heat`.
