@@ -47,8 +47,8 @@ def inputs(folder: Path, *, variants: tuple[str, ...] = (), plugins: tuple[Path,
     )
 
 
-def run_of(store: ObjectStore, wanted: RunInputs, token: str = "") -> RunRecord:
-    return start_run(store, Owner(name="tiny"), "gpu", wanted, shards=1, rerun_token=token)
+def run_of(store: ObjectStore, wanted: RunInputs, token: str = "", job: str = "tiny") -> RunRecord:
+    return start_run(store, Owner(name=job), "gpu", wanted, shards=1, rerun_token=token)
 
 
 def workspace(store: ObjectStore, run: RunRecord, root: Path) -> Workspace:

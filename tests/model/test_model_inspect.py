@@ -352,3 +352,46 @@ def test_variants_must_have_the_models_interface(tmp_path):
     ]:
         with pytest.raises(InputError, match=says):
             check_variant(base, info("v", **settings_), "v")
+
+
+# --- structure --------------------------------------------------------------------------------------------------
+
+
+def layered(names: str = "", *, scale: float = 1.0, width: int = 4, first: str = "Relu", batch: object = "n") -> onnx.ModelProto:
+    """MatMul, an activation, MatMul; all names end in `names`."""
+    x, w, h, r, v, y = (f"{name}{names}" for name in "xwhrvy")
+    nodes = [
+        helper.make_node("MatMul", [x, w], [h]),
+        helper.make_node(first, [h], [r]),
+        helper.make_node("MatMul", [r, v], [y]),
+    ]
+    arrays = {w: np.full((3, width), scale, np.float32), v: np.full((width, 3), scale, np.float32)}
+    return model(
+        nodes,
+        [value(x, [batch, 3])],
+        [value(y, [batch, 3])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+
+
+def structure(proto: onnx.ModelProto, folder) -> str:
+    return inspect(save(proto, folder / "m.onnx")).structure
+
+
+def test_a_model_trained_again_or_exported_anew_has_the_same_structure(tmp_path):
+    base = structure(layered(), tmp_path)
+    for same in (layered(scale=2.0), layered("_new"), layered(batch=8)):
+        assert structure(same, tmp_path) == base
+
+
+def test_another_layer_width_or_wiring_is_another_structure(tmp_path):
+    crossed = layered()
+    crossed.graph.node[2].input[0] = "h"
+    every = [layered(), layered(width=5), layered(first="Gelu"), crossed]
+    assert len({structure(one, tmp_path) for one in every}) == len(every)
+
+
+def test_operators_inside_subgraphs_count_for_the_structure_and_the_types(tmp_path):
+    info = inspect(silero())
+    assert "LSTM" in info.operator_types
+    assert info.structure != inspect(magika()).structure

@@ -8,6 +8,7 @@ import secrets
 import numpy as np
 
 from tuner_job.api.base import digest_of
+from tuner_job.api.beliefs import Beliefs
 from tuner_job.api.child import MeasureSettings, ShapeCase
 from tuner_job.api.inputs import AccuracyInput, Owner, RunInputs, RuntimeIdentity, SearchInput, VariantInput
 from tuner_job.api.measurement import BASELINE, Candidate, Device, EngineFile, Losses, OutputLoss, Session, Timing
@@ -99,7 +100,13 @@ class Run:
         assert create_record(self.store, key, record)
 
     def discover(
-        self, *, noise: float = 0.005, loss: float = 1e-6, throttled: bool = False, warnings: tuple[str, ...] = ()
+        self,
+        *,
+        noise: float = 0.005,
+        loss: float = 1e-6,
+        throttled: bool = False,
+        warnings: tuple[str, ...] = (),
+        beliefs: Beliefs | None = None,
     ) -> Run:
         engine = EngineFile(digest=digest(2), size=1000)
         pilot = tuple(
@@ -123,6 +130,7 @@ class Run:
             build_sd=0.6 * noise,
             session_sd=noise,
             trial_seconds=2.0,
+            beliefs=beliefs or Beliefs(),
         )
         self._write(layout.discovery(RUN), record)
         return self

@@ -5,6 +5,7 @@ import pytest
 from report_runs import BASE, RUN, Run, explored, knob, losses, proven, timing
 
 from tuner_job.api.base import InputError
+from tuner_job.api.beliefs import Beliefs, Start
 from tuner_job.api.messages import trial_id
 from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.reader import RunReader
@@ -167,6 +168,17 @@ def test_controls_follow_their_worker_in_the_order_of_the_run():
 def test_warnings_about_references_reach_the_page():
     page = page_of(Run().discover(warnings=("there is only one sample",)).reader)
     assert page.story.warnings == ("there is only one sample",)
+
+
+def test_whose_results_a_warm_start_read_and_what_was_tried_first_are_on_the_page():
+    start = Start(flips={"-knob0": "on", "setting:optimizationLevel": "5"}, origin="this model on NVIDIA L4, run 12")
+    beliefs = Beliefs(relatives=("this model on NVIDIA L4, run 12",), starts=(start,))
+    sections = dict(page_of(Run().discover(beliefs=beliefs).reader).story.sections)
+    assert [fact.value for fact in sections["Warm start"]] == [
+        "this model on NVIDIA L4, run 12",
+        "-knob0=on optimizationLevel=5 (from the best of this model on NVIDIA L4, run 12)",
+    ]
+    assert "Warm start" not in dict(page_of(Run().discover().reader).story.sections)
 
 
 def test_digests_and_seed_that_repeat_the_run_are_on_the_page():

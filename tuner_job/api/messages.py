@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import from_json
 
 from tuner_job.api.base import InputError, Model, first_problem
+from tuner_job.api.beliefs import Beliefs
 from tuner_job.api.child import ShapeCase
 from tuner_job.api.inputs import Owner, RunInputs, RuntimeIdentity, VariantInput
 from tuner_job.api.measurement import (
@@ -174,6 +175,10 @@ class DiscoveryRecord(Record):
     """Estimated wall time of one trial."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that can steer a build and were left set."""
+    structure: Digest | None = None
+    """Of the base variant's graph, weights apart (model.inspect)."""
+    beliefs: Beliefs = Field(default_factory=Beliefs)
+    """What the search believes before the first trial."""
 
 
 class PlannedTrial(Model):

@@ -73,7 +73,8 @@ class Search(Spec):
     """Routes to try before any other, such as the best of a trtexec tuning cache (`trtfleet import`); at most 64 of at most
     8,192 characters."""
     warm_start: Literal["Ledger", "None"] | None = None
-    """Whether earlier results of the same identity are reused; absent means Ledger."""
+    """Ledger: earlier results of the same identity are reused, and those of relatives (the model or another version of it,
+    another GPU, another runtime) say where to look first. None: neither. Absent means Ledger."""
 
     @rule(
         "(self.strategy == 'Expression') == has(self.expression)",

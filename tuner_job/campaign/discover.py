@@ -21,6 +21,7 @@ from tuner_job.api.inputs import RunInputs, RuntimeIdentity
 from tuner_job.api.measurement import BASELINE, Device, Losses
 from tuner_job.api.messages import DiscoveryRecord, PilotBuild
 from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.kin import first_beliefs, subject_of
 from tuner_job.campaign.rounds import space_of, start_with, strategy_of
 from tuner_job.campaign.workspace import TIMING_CACHE_BYTES, Workspace, unusable
 from tuner_job.measure.constraints import P99
@@ -70,7 +71,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
     require_offered(inputs)
     variants = space.fetch_models(inputs.variants)
     space.fetch_plugins()
-    info, cases = _inspected(space)
+    info, cases, operators = _inspected(space)
     device, described = describe(space)
     require_runtime(inputs.runtime, described.versions)
     require_hardware(inputs.hardware, device)
@@ -98,6 +99,7 @@ def discover(space: Workspace) -> DiscoveryRecord:
         references_digest=references_digest,
         environment=environment,
     )
+    subject = subject_of(space.run, variants, device, info.structure, cases)
     return DiscoveryRecord(
         run=space.run.run,
         device=device,
@@ -121,25 +123,32 @@ def discover(space: Workspace) -> DiscoveryRecord:
         session_sd=noise.session_sd,
         trial_seconds=float(np.median([build.seconds for build in pilot])),
         environment=environment,
+        structure=info.structure,
+        beliefs=first_beliefs(space.store, space.run, search_space, subject, ledger_identity, operators),
     )
 
 
-def _inspected(space: Workspace) -> tuple[ModelInfo, tuple[ShapeCase, ...]]:
-    """The base variant's interface and the cases; every other variant must share the one and fit the other."""
+def _inspected(space: Workspace) -> tuple[ModelInfo, tuple[ShapeCase, ...], frozenset[str]]:
+    """The base variant's interface, the cases, and the operator types of all variants.
+
+    Every other variant must share the interface and fit the cases.
+    """
     inputs = space.run.inputs
     names = [variant.name for variant in inputs.variants]
     base = names[0] if BASELINE.variant not in names else BASELINE.variant
     info = inspect(space.models[base])
     cases = resolve_cases(info, inputs.cases)
+    operators = info.operator_types
     for name in names:
         if name != base:
             other = inspect(space.models[name])
             check_variant(info, other, name)
+            operators |= other.operator_types
             try:
                 resolve_cases(other, cases)
             except InputError as error:
                 raise InputError(f"model.variants[{name}]: {error}") from None
-    return info, cases
+    return info, cases, operators
 
 
 def describe(space: Workspace) -> tuple[Device, ChildReport]:

@@ -9,6 +9,7 @@ from typing import Protocol
 from tuner_job.api.messages import PlannedTrial, PlanRecord, SealRecord, own_first
 from tuner_job.campaign import rounds
 from tuner_job.campaign.baseline import Baseline
+from tuner_job.campaign.kin import leave_findings
 from tuner_job.campaign.patience import Wait, created
 from tuner_job.campaign.reader import RunReader
 from tuner_job.campaign.stop import StopReason
@@ -125,5 +126,8 @@ class Explorer:
         create_record(self._store, key, rounds.seal(run, plan, self._reader.digests(plan)))
         if read_record(self._store, key, SealRecord) is None:
             return
-        following = self._planner(self._reader.fold(), over=over)
+        fold = self._reader.fold()
+        following = self._planner(fold, over=over)
+        if following.stage == "final":
+            leave_findings(self._store, fold)
         create_record(self._store, layout.plan(run.run, following.round), following)

@@ -22,6 +22,7 @@ from tuner_job.api.messages import (
     trial_id,
 )
 from tuner_job.api.outcome import Outcome
+from tuner_job.campaign.beliefs import origins_of, prior_of
 from tuner_job.campaign.leaders import leaders
 from tuner_job.measure.constraints import broken_by
 from tuner_job.measure.controls import Score, scores
@@ -118,6 +119,8 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
     """
     number = len(fold.plans) + 1
     space = space_of(fold.run.inputs, fold.discovery.knobs, fold.discovery.settings)
+    space = replace(space, prior=prior_of(fold.discovery.beliefs, space))
+    origins = origins_of(fold.discovery.beliefs, space)
     leader = _leader(fold)
     outcomes = dict(sorted(Counter(result.outcome.value for result in fold.folded).items()))
     cached = sum(result.cached for result in fold.folded)
@@ -130,7 +133,7 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
                 trial=trial_id(number, index),
                 candidate=proposal.candidate,
                 shard=index % fold.run.shards,
-                reason=proposal.reason,
+                reason=_with_origin(proposal, origins),
                 repeat=proposal.repeat,
             )
             for index, proposal in enumerate(proposals)
@@ -158,6 +161,11 @@ def next_plan(fold: Fold, *, over: str = "") -> PlanRecord:
         cached=cached,
         reason=answer.reason if isinstance(answer, Done) else "",
     )
+
+
+def _with_origin(proposal: Proposal, origins: Mapping[str, str]) -> str:
+    origin = origins.get(proposal.candidate.id)
+    return f"{proposal.reason}; from the best of {origin}" if origin else proposal.reason
 
 
 def _leader(fold: Fold) -> PlanLeader | None:

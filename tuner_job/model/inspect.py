@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from tuner_job.api.base import InputError
+from tuner_job.api.base import InputError, digest_of
 from tuner_job.api.tensors import TensorSpec
 from tuner_job.model.external import check_files, external_tensors, locations
 from tuner_job.model.skeleton import MAX_PROTOBUF_BYTES, read_skeleton, text
@@ -32,6 +32,10 @@ class ModelInfo:
     """Operator domain (`ai.onnx` for the default one) → version."""
     operators: dict[str, tuple[str, ...]]
     """Operator domain → types used in it, subgraphs included, without those that the model's own functions define."""
+    structure: str
+    """Hex SHA-256 of the graph without its weights' values: operators in the file's order, how they are wired, and the element
+    types and sizes of the weights that they read. Names, attributes (they may hold weights) and shapes of inputs are left out, so
+    that a model trained again, or exported for another batch, has the same one."""
     external_data: tuple[str, ...]
     """Files with weights, relative to the model's folder."""
     producer: str
@@ -41,6 +45,11 @@ class ModelInfo:
     def dynamic_inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs whose shape the model leaves open."""
         return tuple(spec for spec in self.inputs if spec.static_shape is None)
+
+    @property
+    def operator_types(self) -> frozenset[str]:
+        """Types of `operators`, whatever their domain."""
+        return frozenset(name for types in self.operators.values() for name in types)
 
 
 def inspect(path: Path) -> ModelInfo:
@@ -65,6 +74,7 @@ def inspect(path: Path) -> ModelInfo:
         ir_version=model.ir_version,
         opsets={_domain(entry.domain, path): entry.version for entry in model.opset_import},
         operators=_operators(model, path),
+        structure=_structure(model),
         external_data=locations(external),
         producer=" ".join(text(part, "the producer", path) for part in (model.producer_name, model.producer_version) if part),
     )
@@ -141,6 +151,24 @@ def _operators(model: onnx.ModelProto, path: Path) -> dict[str, tuple[str, ...]]
             for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 nodes.extend(graph.node)
     return {domain: tuple(sorted(types)) for domain, types in sorted(used.items())}
+
+
+def _structure(model: onnx.ModelProto) -> str:
+    """Nodes of subgraphs and functions count by their types alone."""
+    graph = model.graph
+    known: dict[str, object] = {value.name: f"input {k}" for k, value in enumerate(graph.input)}
+    known |= {tensor.name: [tensor.data_type, list(tensor.dims)] for tensor in graph.initializer}
+    nodes: list[object] = []
+    for node in graph.node:
+        nodes.append([f"{node.domain}:{node.op_type}", [known.get(name, "") for name in node.input], _inner_types(node)])
+        known |= {name: f"{len(nodes) - 1}.{k}" for k, name in enumerate(node.output) if name}
+    functions = [[f"{node.domain}:{node.op_type}" for node in function.node] for function in model.functions]
+    return digest_of([nodes, functions, len(graph.output)])
+
+
+def _inner_types(node: onnx.NodeProto) -> list[object]:
+    graphs = [graph for a in node.attribute for graph in (*a.graphs, *([a.g] if a.HasField("g") else []))]
+    return [[f"{inner.domain}:{inner.op_type}", _inner_types(inner)] for graph in graphs for inner in graph.node]
 
 
 def _domain(domain: str, path: Path) -> str:

@@ -242,6 +242,12 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         ]
         versions = [Fact(name, version) for name, version in discovery.versions.items()]
         versions += [Fact(f"variable {name}", value, code=True) for name, value in sorted(discovery.environment.items())]
+    warm = []
+    if discovery:
+        warm = [Fact("relative", name) for name in discovery.beliefs.relatives]
+        for start in discovery.beliefs.starts:
+            flips = " ".join(f"{name.removeprefix('setting:')}={value}" for name, value in start.flips.items())
+            warm.append(Fact("to try first", f"{flips} (from the best of {start.origin})"))
     versions.insert(0, Fact("runtime", f"{inputs.runtime.family} {inputs.runtime.version}"))
     versions.append(Fact("image", inputs.runtime.image_digest, code=True))
     model = []
@@ -281,6 +287,7 @@ def _sections(run: RunRecord, discovery: DiscoveryRecord | None, verdict: Verdic
         ("Software", versions),
         ("Model", model),
         ("Accuracy", gate),
+        ("Warm start", warm),
         ("To repeat it", repeat),
         ("How the final was computed", final),
     ]

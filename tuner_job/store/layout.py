@@ -11,6 +11,7 @@ runs/<run>/run.json                        what is tuned
            retired.json                    the run is about to be collected: nothing of it may be published any more
 ledger/<identity>/<candidate>.json         results that other runs may reuse
                   timing-cache.json        the timing cache that its builds start from
+ledger/kin/<kin>/<identity>-<run>.json     what a run found, for runs that are near but not the same
 blobs|manifests/sha256/<d>                 by content
 attestations/sha256/<d>/<key id>           about manifest d, by one signing key
 pointers/<cluster>/<namespace>/<job>/<target>/<runtime version>.json
@@ -36,6 +37,8 @@ POINTERS = "pointers"
 PROBE = ".probe"
 TIMING_CACHE = "timing-cache.json"
 """Beside an identity's candidates, whose names are hexadecimal."""
+KIN = "kin"
+"""Among identities, which are hexadecimal."""
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-")
 _PART_LENGTH = 160
@@ -104,6 +107,15 @@ def ledger(identity: str, candidate: Candidate) -> str:
 
 def timing_cache(identity: str) -> str:
     return f"{LEDGER}/{identity}/{TIMING_CACHE}"
+
+
+def kin(name: str) -> str:
+    """Folder of the findings of all that share one name of kin (api.findings.Subject.kin)."""
+    return f"{LEDGER}/{KIN}/{name}"
+
+
+def findings(kin_name: str, identity: str, run: str) -> str:
+    return f"{kin(kin_name)}/{identity}-{run}.json"
 
 
 def blob(digest: str) -> str:
