@@ -22,10 +22,10 @@ _MET = 3
 """Timed trials that a pair was in before."""
 _PAIR_ODDS = -0.7
 """Log odds of such a pair against a knob's flip."""
-_VARIANT_ODDS, _VARIANT_SCALE = 6.0, 15.0
-"""Another precision always matters, and by tens of per cent …"""
-_SETTING_ODDS, _SETTING_SCALE = 2.0, 3.0
-"""… and a builder setting mostly does, and more than a knob."""
+_CHANCES = {VARIANT: 0.96, SETTING: 0.32}
+"""Another precision always matters, and by tens of per cent; a builder setting more often than a knob, and more."""
+_SCALES = {VARIANT: 15.0, SETTING: 3.0}
+"""Spread of such an effect over that of a knob's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,15 @@ class Tried:
 
 
 class Posterior:
-    """Flips are numbered in the space's order; flips of the history that the space does not have come last.
+    """Flips are numbered in the space's order; those of the history and of pending trials that the space does not have come last.
 
     Effects are numbered likewise: all flips, then `pairs`, for what two flips do together beyond what each does alone.
     """
 
     def __init__(self, past: History) -> None:
         space = past.space
-        foreign = sorted({flip for flips in past.flips for flip in flips} - set(space.flips))
+        carried = [space.flips_of(candidate) for candidate in past.pending]
+        foreign = sorted({flip for flips in (*past.flips, *carried) for flip in flips} - set(space.flips))
         self.past = past
         self.flips: tuple[Flip, ...] = (*space.flips, *foreign)
         self.size = len(space.flips)
@@ -77,15 +78,14 @@ class Posterior:
         """(effects,) of 0 and 1: which effects are in."""
         flips = np.zeros(len(self.flips))
         flips[sorted(stack)] = 1.0
-        first, second = self._ends
-        return np.concatenate([flips, flips[first] * flips[second]])
-
-    @property
-    def _ends(self) -> tuple[list[int], list[int]]:
-        return [a for a, _ in self.pairs], [b for _, b in self.pairs]
+        return np.concatenate([flips, flips[self._first] * flips[self._second]])
 
     def _fit(self) -> Fit:
-        self.x = np.array([self.row(self.stacks[i]) for i in self.timed]).reshape(-1, len(self.flips) + len(self.pairs))
+        self._first, self._second = [a for a, _ in self.pairs], [b for _, b in self.pairs]
+        flips = np.zeros((len(self.timed), len(self.flips)))
+        for row, i in enumerate(self.timed):
+            flips[row, sorted(self.stacks[i])] = 1.0
+        self.x = np.hstack([flips, flips[:, self._first] * flips[:, self._second]])
         return fit(self.x, self.y, self.v, self._belief())
 
     def _conspicuous(self) -> list[tuple[int, int]]:
@@ -131,10 +131,8 @@ class Posterior:
         belief = Belief.none(len(self.flips) + len(self.pairs))
         belief.odds[len(self.flips) + len(self.related) :] = _PAIR_ODDS
         for j, flip in enumerate(self.flips):
-            if flip.dimension == VARIANT:
-                belief.odds[j], belief.scale[j] = _VARIANT_ODDS, _VARIANT_SCALE
-            elif flip.dimension.startswith(SETTING):
-                belief.odds[j], belief.scale[j] = _SETTING_ODDS, _SETTING_SCALE
+            belief.odds[j] = logit(prior_chance(flip)) - logit(PRIOR_LIVE)
+            belief.scale[j] = _SCALES.get(_kind(flip), 1.0)
         for flip, chance in prior.live.items():
             if flip in self._number:
                 chance = min(max(chance, 1 - _MOST_BELIEVED), _MOST_BELIEVED)
@@ -175,5 +173,14 @@ class Posterior:
         for fingerprint, rows in same.items():
             weight = float((1 / v[rows]).sum())
             y[rows] = 0.0 if fingerprint in default else float((y[rows] / v[rows]).sum()) / weight
-            v[rows] = 1 / weight
+            v[rows] = len(rows) / weight  # all of them together weigh what their timings do
         return y, v
+
+
+def prior_chance(flip: Flip) -> float:
+    """Chance that a flip of this kind matters, before anything is known."""
+    return _CHANCES.get(_kind(flip), PRIOR_LIVE)
+
+
+def _kind(flip: Flip) -> str:
+    return SETTING if flip.dimension.startswith(SETTING) else flip.dimension
