@@ -69,6 +69,8 @@ class Relation:
     defaults: float = 0.0
     """Share of the knobs that have another default there."""
     unrelated: bool = False
+    relatives: int = 1
+    """Of the one truth, each searched by itself: they agree."""
 
 
 RELATIONS = {
@@ -84,6 +86,8 @@ RELATIONS = {
         defaults=0.03,
     ),
     "misleading": Relation("an unrelated truth, trusted as another GPU", NEAREST * OTHER_PRODUCT, unrelated=True),
+    "misleading nearest": Relation("the same, trusted as the same device", NEAREST, unrelated=True),
+    "misleading twice": Relation("two of the same that agree", NEAREST * OTHER_PRODUCT, unrelated=True, relatives=2),
 }
 
 
@@ -182,12 +186,14 @@ def _player(where: Landscape, space: Space, seed: int) -> _Ours:
 
 
 def prior_from(where: Landscape, relation: Relation, seed: int) -> Prior:
-    """What a relative's search with O builds makes believe here."""
+    """What searches of relatives with O builds make believe here."""
     other = elsewhere(where, relation, seed)
-    player = _player(other, other.space, seed)
-    list(play(player, other, [where.one_at_a_time], seed + 1, pilot=PILOT_BUILDS))
-    relative = Relative("a relative", relation.trust, defaults_of(other.space), player.results())
-    return warm_start(where.space, [relative]).prior
+    found = []
+    for k in range(relation.relatives):
+        player = _player(other, other.space, seed + k)
+        list(play(player, other, [where.one_at_a_time], seed + 1 + k, pilot=PILOT_BUILDS))
+        found.append(Relative(f"relative {k + 1}", relation.trust, defaults_of(other.space), player.results()))
+    return warm_start(where.space, found).prior
 
 
 @dataclass(frozen=True)

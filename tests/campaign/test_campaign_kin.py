@@ -16,22 +16,38 @@ from scripted_run import LEVEL, SPEED, inputs, install, run_of, workspace
 from test_campaign_rounds import play
 
 from tuner_job.api.beliefs import Beliefs, FlipBelief, Start
-from tuner_job.api.findings import MOST_FOUND
+from tuner_job.api.findings import MOST_FOUND, MOST_OF_ONE, Finding, FindingsRecord
 from tuner_job.api.inputs import Owner, RuntimeIdentity
 from tuner_job.api.measurement import BASELINE, Candidate, Device
 from tuner_job.api.messages import DiscoveryRecord, PlannedTrial, ResultRecord, RunRecord, VerdictRecord
 from tuner_job.api.outcome import Outcome
-from tuner_job.campaign import rounds
+from tuner_job.campaign import kin, rounds
 from tuner_job.campaign.beliefs import beliefs_of, origins_of, prior_of
 from tuner_job.campaign.discover import discover
-from tuner_job.campaign.kin import NEAREST, _thinned, describe, findings_of, first_beliefs, leave_findings, subject_of, trust
+from tuner_job.campaign.kin import (
+    MOST_FAILURES,
+    MOST_FLIPS_READ,
+    NEAREST,
+    SAYS_NOTHING_HERE,
+    WIDEST,
+    _relatives,
+    _thinned,
+    describe,
+    findings_of,
+    first_beliefs,
+    leave_findings,
+    subject_of,
+    trust,
+)
 from tuner_job.campaign.local import LocalExecutor
 from tuner_job.campaign.reader import RunReader
+from tuner_job.routes.knobs import parse_knob_list
+from tuner_job.routes.select import select
 from tuner_job.search.prior import Prior
-from tuner_job.search.relatives import WarmStart
+from tuner_job.search.relatives import Relative, WarmStart
 from tuner_job.search.rounds import Observation
-from tuner_job.search.space import Flip
-from tuner_job.store import layout
+from tuner_job.search.space import Flip, Space
+from tuner_job.store import layout, ledger
 from tuner_job.store.objects import ObjectStore
 
 STRUCTURE = "2" * 64
@@ -120,6 +136,16 @@ def test_beliefs_survive_the_record() -> None:
     assert origins_of(record.beliefs, space) == {space.candidate({k1, k2}).id: "a cousin"}
 
 
+def test_a_discovery_without_what_came_later_is_as_it_was_and_stays_readable() -> None:
+    run = run_record()
+    found = discovery_record(run)
+    data = found.to_json()
+    for name in (b"beliefs", b"structure", b"buildSeconds", b"timingSeconds"):
+        assert name not in data, "an older reader refuses what it does not know"
+    assert DiscoveryRecord.parse(data, "discovery") == found
+    assert found.beliefs == Beliefs()
+
+
 def test_a_start_that_the_space_cannot_express_is_none() -> None:
     run = run_record(include=("-k1",))
     space = rounds.space_of(run.inputs, known(run).knobs)
@@ -154,6 +180,74 @@ def test_findings_hold_the_default_and_every_folded_trial() -> None:
     assert len(record.found) == 1 + len(fold.folded)
     assert record.identity == DIGEST
     assert record.defaults["-k0"] == "on"
+
+
+def told(*found: Finding) -> Relative:
+    """What is read of a relative with these findings."""
+    store, run = fresh_store(), run_record()
+    mine = subject_of(run, run.inputs.variants, Device(type="CPU", product="A"), STRUCTURE, ())
+    record = FindingsRecord(identity="9" * 64, run="9" * 20, subject=mine, defaults={}, found=found)
+    store.put(layout.findings(mine.kin[0], record.identity, record.run), record.to_json())
+    (relative,) = _relatives(store, mine, DIGEST)
+    return relative
+
+
+def test_outcomes_of_chance_and_of_a_jobs_own_thresholds_say_nothing_to_relatives() -> None:
+    assert ledger._CHANCE | {Outcome.INFEASIBLE} == SAYS_NOTHING_HERE
+    candidates = [(Candidate(route=f"-k{k}=off"), outcome) for k, outcome in enumerate(Outcome)]
+    seen = told(*(Finding(candidate=candidate, outcome=outcome) for candidate, outcome in candidates)).observations
+    assert {o.outcome for o in seen} == set(Outcome) - SAYS_NOTHING_HERE
+
+
+def wide(number: int, flips: int, outcome: Outcome) -> Finding:
+    route = " ".join(f"-k{(number + k) % 300}=1" for k in range(flips))
+    return Finding(candidate=Candidate(route=route), outcome=outcome, log_ratio=0.0 if outcome is Outcome.FEASIBLE else None)
+
+
+@pytest.mark.parametrize("flips", [WIDEST, MOST_OF_ONE])
+@pytest.mark.parametrize("outcome", [Outcome.FEASIBLE, Outcome.REFUSED])
+def test_of_a_poisoned_relative_no_more_is_read_than_can_be_fitted(flips: int, outcome: Outcome) -> None:
+    small = [wide(k, 3, outcome) for k in range(100)]
+    seen = told(*(wide(k, flips, outcome) for k in range(1800)), *small).observations
+    widths = [len(o.candidate.route.split()) for o in seen]
+    assert max(widths) <= WIDEST
+    assert sum(widths) <= MOST_FLIPS_READ
+    failed = [o for o in seen if o.outcome is not Outcome.FEASIBLE]
+    assert len(failed) <= MOST_FAILURES
+    if flips > WIDEST or failed:
+        assert {f.candidate.id for f in small} <= {o.candidate.id for o in seen}, "the small ones say most"
+
+
+def test_honest_findings_are_read_whole() -> None:
+    found = [wide(k, 30, Outcome.FEASIBLE) for k in range(1000)] + [wide(k, 10, Outcome.REFUSED) for k in range(MOST_FAILURES)]
+    assert [o.candidate for o in told(*found).observations] == [f.candidate for f in found]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("numbers"), ZeroDivisionError()])
+def test_a_relative_that_cannot_be_fitted_is_left_out(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, run = fresh_store(), run_record("Adaptive", max_trials=40)
+    leave_findings(store, explored(run))
+
+    def fitted(space: Space, relatives: Any, operators: Any) -> WarmStart:
+        if relatives:
+            raise error
+        return WarmStart(Prior())
+
+    monkeypatch.setattr(kin, "warm_start", fitted)
+    assert beliefs(store, run, known(run, **OTHER_DEVICE)) == Beliefs()
+    assert "relatives are left out" in caplog.text
+
+
+def test_beliefs_that_cannot_be_written_down_end_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"-force_conv_{'x' * 256}"
+    option = {"option": name, "allowed_values": f"{name}=[on|off]", "default_value": "off", "help": ""}
+    knobs = parse_knob_list(json.dumps({"tuner_version": "t", "tuner_options": [option]}))
+    store, run = fresh_store(), run_record()
+    subject = subject_of(run, run.inputs.variants, Device(type="CPU", product="A"), STRUCTURE, ())
+    assert first_beliefs(store, run, Space(knobs, select(knobs)), subject, DIGEST, ("Conv",)) == Beliefs()
+    assert "beliefs are left out" in caplog.text
 
 
 def test_a_store_that_is_away_keeps_neither_from_planning(caplog: pytest.LogCaptureFixture) -> None:

@@ -138,6 +138,12 @@ def test_it_races_only_where_timing_costs_more_than_building_and_says_why(
     assert bool(bounds(controls, found, measure, constraints)) == on
 
 
+@pytest.mark.parametrize("builds", [0, 1])
+def test_nothing_is_raced_where_the_pilot_is_too_short_to_tell_the_costs(builds: int) -> None:
+    found = discovery(noisy(np.random.default_rng(0), builds))
+    assert races(MEASURE, {}, found) == (False, "off: discover did not measure what building and timing cost")
+
+
 def test_a_worker_races_once_it_has_controls_enough() -> None:
     found = discovery(noisy(np.random.default_rng(0), 4))
     controls = [timing(one) for one in noisy(np.random.default_rng(1), LEAST_CONTROLS)]

@@ -107,6 +107,23 @@ def test_a_poisoned_record_is_passed_over_with_a_note(store: ObjectStore, data: 
     assert key in notes[0]
 
 
+def test_a_record_that_takes_all_memory_is_passed_over_with_a_note(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = findings(1), findings(2)
+    for record in (good, bad):
+        keep(store, record)
+    read = FindingsRecord.parse.__func__  # type: ignore[attr-defined]
+
+    def parse(cls: type[FindingsRecord], data: bytes, key: str) -> FindingsRecord:
+        if bad.identity in key:
+            raise MemoryError
+        return read(cls, data, key)
+
+    monkeypatch.setattr(FindingsRecord, "parse", classmethod(parse))
+    found, notes = nearby(store, SUBJECT.kin, but_not=MINE)
+    assert found == [good]
+    assert bad.identity in notes[0]
+
+
 def test_a_huge_record_and_names_that_are_none_are_not_read_at_all(store: ObjectStore) -> None:
     store.put(layout.findings(SUBJECT.kin[0], "e" * 64, "0" * 20), HUGE)
     store.put(f"{layout.kin(SUBJECT.kin[0])}/notes.txt", b"hello")

@@ -177,8 +177,8 @@ class DiscoveryRecord(Record):
     """Variables that can steer a build and were left set."""
     structure: Digest | None = None
     """Of the base variant's graph, weights apart (model.inspect)."""
-    beliefs: Beliefs = Field(default_factory=Beliefs)
-    """What the search believes before the first trial."""
+    beliefs: Beliefs = Field(default_factory=Beliefs, exclude_if=lambda beliefs: beliefs == Beliefs())
+    """What the search believes before the first trial. Nothing is left out, as an older reader does not know the field."""
 
 
 class PlannedTrial(Model):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner_job.api.beliefs import MOST_FLIPS, Beliefs, FlipBelief, Start
+from tuner_job.search.posterior import prior_chance
 from tuner_job.search.prior import Prior
-from tuner_job.search.relatives import ORDINARY, ORDINARY_FAILING, WarmStart
+from tuner_job.search.relatives import ORDINARY_FAILING, WarmStart
 from tuner_job.search.space import Flip, Flips, Space
 
 
@@ -15,8 +16,8 @@ def beliefs_of(warm: WarmStart, relatives: Sequence[str]) -> Beliefs:
     prior = warm.prior
 
     def unusual(flip: Flip) -> float:
-        live, failing = prior.live.get(flip, ORDINARY), prior.failing.get(flip, ORDINARY_FAILING)
-        return abs(live - ORDINARY) + abs(failing - ORDINARY_FAILING)
+        chance = prior_chance(flip)
+        return abs(prior.live.get(flip, chance) - chance) + abs(prior.failing.get(flip, ORDINARY_FAILING) - ORDINARY_FAILING)
 
     flips = sorted(prior.live.keys() | prior.effect.keys() | prior.failing.keys(), key=lambda flip: (-unusual(flip), flip))
     return Beliefs(

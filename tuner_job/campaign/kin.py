@@ -15,11 +15,12 @@ from tuner_job.api.beliefs import Beliefs
 from tuner_job.api.child import ShapeCase
 from tuner_job.api.findings import MOST_FOUND, Finding, FindingsRecord, Subject
 from tuner_job.api.inputs import VariantInput
-from tuner_job.api.measurement import Device
+from tuner_job.api.measurement import Candidate, Device
 from tuner_job.api.messages import RunRecord
+from tuner_job.api.outcome import Outcome
 from tuner_job.campaign.beliefs import beliefs_of
 from tuner_job.campaign.rounds import Fold, observations, space_of
-from tuner_job.search.relatives import Relative, WarmStart, defaults_of, warm_start
+from tuner_job.search.relatives import Relative, defaults_of, warm_start
 from tuner_job.search.rounds import Observation
 from tuner_job.search.space import Space
 from tuner_job.store.findings import keep, nearby
@@ -46,6 +47,15 @@ OTHER_VERSION = 0.6
 """Kernels and defaults change, and what a knob does may."""
 LEAST_TRUST = 0.1
 """Below it, reading a relative is not worth its starts."""
+
+SAYS_NOTHING_HERE = frozenset({Outcome.HUNG, Outcome.INFRASTRUCTURE, Outcome.OUT_OF_MEMORY, Outcome.INFEASIBLE})
+"""Outcomes that the ledger puts down to chance or to the machine, and losses over a threshold, which is a job's own."""
+WIDEST = 96
+"""Flips of a finding that is read: what fits many of them costs by their square, and the findings are somebody else's."""
+MOST_FLIPS_READ = 60_000
+"""Of one relative, over all its findings."""
+MOST_FAILURES = 200
+"""Of one relative, the smallest: the more flips there are in a failure, the less it says of any."""
 
 log = logging.getLogger("trtfleet.worker")
 
@@ -145,12 +155,18 @@ def _thinned(seen: Sequence[Observation], most: int = MOST_FOUND) -> list[Observ
 def first_beliefs(
     store: ObjectStore, run: RunRecord, space: Space, subject: Subject, identity: str, operators: Collection[str]
 ) -> Beliefs:
-    """What to believe before the first trial. Raises nothing for relatives that cannot be read."""
+    """What to believe before the first trial. Raises nothing for relatives that cannot be read, nor for beliefs of no use."""
     relatives = () if ignores_ledger(run) else _relatives(store, subject, identity)
-    warm = _warm(space, relatives, operators)
-    for one in relatives:
-        log.info("warm start: from %s, trusted %.0f %%", one.name, 100 * one.trust)
-    return beliefs_of(warm, [one.name for one in relatives])
+    for kin in (relatives, ()):
+        try:
+            found = beliefs_of(warm_start(space, kin, operators), [one.name for one in kin])
+        except (ArithmeticError, ValueError, MemoryError) as error:  # numbers or names that no run of ours would have left
+            log.warning("%s left out: %r", "relatives are" if kin else "beliefs are", error)
+            continue
+        for one in kin:
+            log.info("warm start: from %s, trusted %.0f %%", one.name, 100 * one.trust)
+        return found
+    return Beliefs()
 
 
 def _relatives(store: ObjectStore, subject: Subject, identity: str) -> tuple[Relative, ...]:
@@ -160,22 +176,25 @@ def _relatives(store: ObjectStore, subject: Subject, identity: str) -> tuple[Rel
         log.warning("findings of a relative are left out: %s", note)
     near = sorted(((trust(subject, one.subject), one) for one in found), key=lambda item: -item[0])
     return tuple(
-        Relative(
-            name=describe(subject, one),
-            trust=held,
-            defaults=one.defaults,
-            observations=[
-                Observation(f"{k:05d}", f.candidate, f.outcome, f.log_ratio, f.sd, f.fingerprint) for k, f in enumerate(one.found)
-            ],
-        )
-        for held, one in near[:MOST_RELATIVES]
-        if held > 0
+        Relative(describe(subject, one), held, one.defaults, _told(one)) for held, one in near[:MOST_RELATIVES] if held > 0
     )
 
 
-def _warm(space: Space, relatives: Sequence[Relative], operators: Collection[str]) -> WarmStart:
-    try:
-        return warm_start(space, relatives, operators)
-    except (ArithmeticError, ValueError) as error:  # numbers that no run of ours would have left
-        log.warning("relatives are left out: %s", error)
-        return warm_start(space, (), operators)
+def _told(record: FindingsRecord) -> list[Observation]:
+    """What is read of its findings."""
+    seen = [
+        Observation(f"{k:05d}", f.candidate, f.outcome, f.log_ratio, f.sd, f.fingerprint)
+        for k, f in enumerate(record.found)
+        if f.outcome not in SAYS_NOTHING_HERE and _width(f.candidate) <= WIDEST
+    ]
+    failed = sorted((o for o in seen if o.outcome is not Outcome.FEASIBLE), key=lambda o: (_width(o.candidate), o.trial))
+    large = {o.trial for o in failed[MOST_FAILURES:]}
+    seen = [o for o in seen if o.trial not in large]
+    while sum(_width(o.candidate) for o in seen) > MOST_FLIPS_READ:
+        seen = _thinned(seen, len(seen) // 2)
+    return seen
+
+
+def _width(candidate: Candidate) -> int:
+    """Flips in it, the variant's apart."""
+    return len(candidate.route.split()) + len(candidate.settings)

@@ -69,9 +69,9 @@ def races(measure: MeasureSettings, constraints: Mapping[str, float], discovery:
         return False, f"off: {_P99} needs the samples of all sessions"
     if not looks(measure.sessions):
         return False, "off: one session is all that is planned"
-    told = [(one.build_seconds, one.timing_seconds) for one in discovery.pilot]
-    build, timing = ([seconds for seconds in part if seconds is not None] for part in zip(*told, strict=True))
-    if len(discovery.pilot) < 2 or len(build) < len(told) or len(timing) < len(told):
+    build = [one.build_seconds for one in discovery.pilot if one.build_seconds is not None]
+    timing = [one.timing_seconds for one in discovery.pilot if one.timing_seconds is not None]
+    if len(discovery.pilot) < 2 or not len(build) == len(timing) == len(discovery.pilot):
         return False, "off: discover did not measure what building and timing cost"
     costs = f"building a default engine takes {np.median(build):.3g} s and timing it {np.median(timing):.3g} s"
     if np.median(timing) <= np.median(build):

@@ -23,6 +23,3 @@ class Prior:
     """Flip → probability that it fails alone, less than 1."""
     starts: tuple[Flips, ...] = ()
     """Candidates to try first, the most promising first: what won for relatives."""
-
-    def __bool__(self) -> bool:
-        return bool(self.live or self.effect or self.failing or self.starts)

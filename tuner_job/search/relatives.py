@@ -23,23 +23,22 @@ import numpy as np
 
 from tuner_job.api.measurement import BASELINE
 from tuner_job.routes.knobs import KnobList
-from tuner_job.search.failures import Stack
+from tuner_job.search.failures import Failures, Stack
 from tuner_job.search.families import factors
 from tuner_job.search.pick import SMALLEST_GAIN
-from tuner_job.search.posterior import Posterior
+from tuner_job.search.posterior import Posterior, prior_chance
 from tuner_job.search.prior import Prior
 from tuner_job.search.rounds import History, Observation
 from tuner_job.search.space import VARIANT, Flip, Flips, Space
-from tuner_job.search.sparse import PRIOR_LIVE, Array
+from tuner_job.search.sparse import Array
 
-ORDINARY = PRIOR_LIVE
-"""Chance that a flip matters of which nothing is known."""
-ORDINARY_FAILING = 0.04
-"""Chance that it fails alone: what `failures` begins with."""
+ORDINARY_FAILING = Failures((), ()).rate
+"""Chance that a flip fails alone of which nothing is known."""
 LEAST_LIVE, MOST_LIVE = 0.01, 0.9
-LEAST_FAILING, MOST_FAILING = 0.005, 0.4
-"""Of failing alone, however sure a relative is. A search avoids what it believes to fail: at 0.6 a misleading relative shut good
-flips out for good (synthetic landscapes, bench.search.warm); below 0.4 that is gone, and near relatives help as much."""
+"""Of mattering; but what is believed of any flip of a kind stands where it is more."""
+LEAST_FAILING, MOST_FAILING = 0.005, 0.25
+"""Of failing alone, however sure relatives are. Adaptive puts nothing together that fails too often (`_GROUP_FAILURES`): a flip
+that is believed to do so alone would hardly be tried, and so never cleared. This is less, and leaves room for company."""
 MOST_EFFECT = 0.3
 """Log units. A larger one is an outlier of the relative, or its timings were."""
 _NEEDLESS = -0.0005
@@ -93,11 +92,11 @@ def warm_start(space: Space, relatives: Sequence[Relative], operators: Collectio
     effect: dict[Flip, float] = {}
     failing: dict[Flip, float] = {}
     for flip in space.flips:
-        base = ORDINARY * guesses.get(flip, 1.0)
+        base = prior_chance(flip) * guesses.get(flip, 1.0)
         draws = [(one.trust, samples) for one in known if (samples := one.samples(flip)) is not None]
         if draws or flip in guesses:
             lives = [(trust, float((samples != 0).mean())) for trust, samples in draws]
-            live[flip] = round(min(MOST_LIVE, max(LEAST_LIVE, _pulled(base, lives))), 6)
+            live[flip] = round(min(max(MOST_LIVE, base), max(LEAST_LIVE, _pulled(base, lives))), 6)
             if size := _effect(draws, lives):
                 effect[flip] = size
         if blamed := [(one.trust, min(blame, MOST_FAILING)) for one in known if (blame := one.blame(flip)) is not None]:

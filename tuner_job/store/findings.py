@@ -57,6 +57,8 @@ def nearby(
                     notes.append(f"{info.key}: is of another run or kin; delete it")
             except InputError as error:
                 notes.append(str(error))
+            except MemoryError:
+                notes.append(f"{info.key}: there is no memory to read it")
     except TrtfleetError as error:
         notes.append(f"the store ended the reading: {error}")
     return found, notes
