@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from search_cases import additive_world, random_world, run, small_space
 
 from bench.search.planted import BUILD_SD
 from bench.search.synthetic import plant
-from tuner_job.api.measurement import BASELINE
+from tuner_job.api.measurement import BASELINE, Candidate
 from tuner_job.api.outcome import Outcome
 from tuner_job.search.failures import Failures
 from tuner_job.search.pick import pick
 from tuner_job.search.posterior import Posterior
+from tuner_job.search.prior import Prior
 from tuner_job.search.rounds import History
 from tuner_job.search.sparse import fit
-from tuner_job.search.strategy import Budget, Flip, Observation, Space, strategy
+from tuner_job.search.strategy import Budget, Done, Flip, Observation, Space, strategy
 
 OK, REFUSED = Outcome.FEASIBLE, Outcome.REFUSED
 
@@ -219,3 +222,100 @@ def test_the_fastest_single_is_picked_though_it_stands_far_out() -> None:
     assert chosen is not None
     assert space.flips_of(chosen.candidate) == {space.flips[0]}
     assert 0.04 < chosen.gain < 0.07
+
+
+def test_a_carried_over_trial_with_a_flip_that_the_space_does_not_have_is_no_obstacle() -> None:
+    wide = small_space((2, 2, 2))
+    narrow = replace(wide, choices=wide.choices[:2])
+    carried = wide.candidate([wide.flips[2]])
+    answer = strategy("Adaptive").next_round(narrow, [], Budget(20, 1, 8), 0, [carried])
+    assert not isinstance(answer, Done)
+    assert all(wide.flips[2] not in wide.flips_of(p.candidate) for p in answer)
+
+
+def test_a_wished_leader_with_a_flip_from_outside_is_explored_upon() -> None:
+    wide = small_space((2,) * 8)
+    narrow = replace(wide, choices=wide.choices[:7])
+    outside, one, two = wide.flips[7], wide.flips[0], wide.flips[3]
+    world = additive_world({outside: -0.2, one: -0.05, two: -0.05}, wide)
+    wished = Observation("001-00000", wide.candidate([outside]), OK, -0.2, 0.001)
+    history = [wished]
+    for number in range(2, 30):
+        answer = strategy("Adaptive").next_round(narrow, history, Budget(40, len(history), 8), 0)
+        if isinstance(answer, Done):
+            break
+        history += [world(f"{number:03d}-{i:05d}", p.candidate) for i, p in enumerate(answer)]
+    assert any({one, two} <= wide.flips_of(o.candidate) for o in history)
+
+
+def test_builds_of_one_engine_are_as_sure_as_their_timings_and_no_surer() -> None:
+    space = small_space((2, 2))
+    sd = 0.02
+    same = [feasible(i, space, [Flip("-k0", "1")], -0.1, sd, fingerprint="e") for i in range(8)]
+    other = [feasible(i, space, [Flip("-k0", "1")], -0.1, sd) for i in range(8)]
+    (told,) = [t for t in Posterior(History(space, same)).tried if t.stack]
+    (apart,) = [t for t in Posterior(History(space, other)).tried if t.stack]
+    assert told.builds == apart.builds == 8
+    assert told.sd == pytest.approx(apart.sd, rel=0.2)
+
+
+def test_a_child_that_acts_only_beside_its_parent_is_found_with_it() -> None:
+    space = small_space((2,) * 18)
+    a, x, b, z = (space.flips[i] for i in (1, 2, 4, 5))
+    assert x.dimension.startswith(f"{a.dimension}:")
+
+    def world(trial: str, candidate: Candidate) -> Observation:
+        flips = space.flips_of(candidate)
+        ratio = -0.02 * (a in flips) - 0.05 * ({a, x} <= flips) + 0.01 * (b in flips) - 0.06 * ({b, z} <= flips)
+        return Observation(trial, candidate, OK, ratio, 0.002)
+
+    history, _, _ = run(strategy("Adaptive"), space, world, 60)
+    chosen = pick(history, space, 0.001)
+    assert chosen is not None
+    assert {a, x, b, z} <= space.flips_of(chosen.candidate)
+
+
+def test_a_flip_that_works_only_beside_another_is_found_with_it() -> None:
+    space = small_space((2,) * 30)
+    good, needed = space.flips[3], space.flips[21]
+
+    def world(trial: str, candidate: Candidate) -> Observation:
+        flips = space.flips_of(candidate)
+        if good in flips and needed not in flips:
+            return Observation(trial, candidate, REFUSED)
+        return Observation(trial, candidate, OK, -0.1 * (good in flips) - 0.01 * (needed in flips), 0.002)
+
+    history, _, _ = run(strategy("Adaptive"), space, world, 80)
+    chosen = pick(history, space, 0.001)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) >= {good, needed}
+
+
+def test_what_a_flip_needs_stood_in_all_of_its_successes_and_in_none_of_its_failures() -> None:
+    rest = [frozenset({1, 2, 3}), frozenset({2, 4}), frozenset({1, 4, 5})]
+    failed = [frozenset({0, 1, 2, 3}), frozenset({0, 2, 4})]
+    failures = Failures([OK] * 5 + [REFUSED] * 2, [*rest, frozenset({0, 5, 1}), frozenset({0, 5, 2}), *failed])
+    assert failures.needs == {0: frozenset({5})}
+    assert failures.risk({0, 5}) < 0.01
+    assert failures.risk({0, 3}) > 0.9
+
+
+def test_failures_of_a_pair_are_no_need() -> None:
+    stacks = [frozenset({0, 1}), frozenset({0, 2, 1}), frozenset({0, 3}), frozenset({1, 2}), frozenset({2, 3})]
+    failures = Failures([REFUSED, REFUSED, OK, OK, OK], stacks)
+    assert not failures.needs
+    assert failures.risk({0, 1}) == 1.0
+    assert failures.risk({0, 1, 3}) > 0.5
+
+
+def test_what_is_believed_of_a_flip_is_got_over_by_results() -> None:
+    space = small_space((2,) * 12)
+    best, lie = space.flips[4], space.flips[7]
+    told = Prior(live={lie: 0.9, best: 0.02}, effect={lie: -0.2}, failing={best: 0.25}, starts=(frozenset({lie}),))
+    history, rounds, _ = run(
+        strategy("Adaptive"), replace(space, prior=told), additive_world({best: -0.05, lie: 0.03}, space), 40
+    )
+    assert space.flips_of(rounds[0][0].candidate) == {lie}
+    chosen = pick(history, replace(space, prior=told), 0.001)
+    assert chosen is not None
+    assert space.flips_of(chosen.candidate) == {best}

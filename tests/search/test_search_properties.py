@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_cases import random_world, run, small_space, spaces
 
+from tuner_job.api.measurement import Candidate
 from tuner_job.api.outcome import Outcome
 from tuner_job.routes.select import EmptySearch
 from tuner_job.search.pick import pick
-from tuner_job.search.strategy import Budget, Done, Observation, Space, estimate, strategy
+from tuner_job.search.strategy import Budget, Done, Flip, Observation, Space, estimate, strategy
 
 OPTIONS = {
     "Adaptive": {},
@@ -72,6 +74,9 @@ from tuner_job.search.strategy import strategy
 space = small_space((2, 3, 2, 2, 2, 4, 2), {"level": ("4", "5")}, ("default", "fp16"))
 _, rounds, _ = run(strategy("Adaptive"), space, random_world(5, 0.2, space), 40, 5, 9)
 print(repr(rounds))
+space = small_space((4, 4, 4) * 6)
+_, rounds, _ = run(strategy("Adaptive"), space, random_world(1, 0.05, space), 120, 1)
+print(repr(rounds))
 """
 
 
@@ -101,6 +106,22 @@ def test_what_is_pending_is_not_proposed_again(name, space, seed) -> None:
     second = ask(space, [], Budget(60, len(first), 6), seed, pending)
     if not isinstance(second, Done):
         assert not {p.candidate.id for p in second} & {c.id for c in pending}
+
+
+def test_a_large_space_keeps_to_its_budget_and_to_one_value_of_each_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = small_space((4, 4, 4) * 6 + (2,) * 30)
+    candidate = Space.candidate
+
+    def one_of_each(self: Space, flips: Iterable[Flip]) -> Candidate:
+        flips = list(flips)
+        assert len({flip.dimension for flip in flips}) == len(flips)
+        return candidate(self, flips)
+
+    monkeypatch.setattr(Space, "candidate", one_of_each)
+    for seed in range(3):
+        _, rounds, _ = run(strategy("Adaptive"), space, random_world(seed, 0.1, space), 90, seed, 11)
+        assert all(len(r) <= 11 for r in rounds)
+        assert sum(map(len, rounds)) <= 90
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

@@ -1,6 +1,7 @@
 """Adaptive: screen flips in groups, stack the good ones, end by proving the leaders simple.
 
-1. Screening (at most 35 % of the budget): every flip at least once alone if the budget allows it, else in two sparse groups.
+1. Screening (at most 35 % of the budget, 60 % for a few flips): every flip once alone if the budget allows it, else in two
+   sparse groups.
 2. Exploring: most trials are stacks drawn from the posterior (Thompson sampling), or the incumbent with one to three flips
    changed; the rest are groups of flips that may still turn out well on top of the incumbent, and rebuilds of the leaders.
 3. Finishing (last 15 %): nested stacks of the surest flips, the leaders with weak flips taken out, and rebuilds of the leaders.
@@ -27,6 +28,8 @@ from tuner_job.search.sparse import Array
 
 _SMALL_ROUND = 16
 _TRIALS_PER_WORKER = 4
+_SMALLEST_SHARE = 64
+"""A round is at least such a part of what was tried before it, lest planning grows with its square."""
 _SCREENING_SHARE = 0.35
 _FINISHING_SHARE = 0.15
 _FEW = 24
@@ -46,6 +49,8 @@ _MOST_BUILDS = 4
 _LEADERS = 5
 _TRIALS_PER_APPEAL = 12
 """Of a round there is one trial in so many for flips that only ever failed."""
+_WORKING = 200
+"""Fastest candidates of which one is taken as company."""
 _COMPANY = 8
 """Least number of flips beside which it was not tried yet, in such a trial."""
 _WIDEST = 48
@@ -59,7 +64,7 @@ _LATE = (0.4, 0.3, 0.25, 0.05)
 
 
 class Adaptive:
-    """See the module. Options: `group` (most flips of a screening group, 8), `rounds` (least number of rounds, 12)."""
+    """See the module. Options: `group` (most unknown flips of a group, 8), `rounds` (least number, if workers allow it, 12)."""
 
     overlaps = True
     """May plan a round while trials of the last one are running (campaign.rounds.overlaps): their results enter the next fit."""
@@ -80,7 +85,8 @@ class Adaptive:
         if not budget.left:
             return Done(f"the budget of {budget.trials} trials is used up")
         # Small rounds learn from each other; so many trials a worker keep it busy.
-        size = min(-(-budget.trials // self.rounds), max(_SMALL_ROUND, _TRIALS_PER_WORKER * budget.workers))
+        small = max(_SMALL_ROUND, _TRIALS_PER_WORKER * budget.workers, budget.spent // _SMALLEST_SHARE)
+        size = min(-(-budget.trials // self.rounds), small)
         size = min(budget.next_round, max(1, budget.workers, size))
         round_ = _Round(History(space, history, pending), budget, seed, self.group)
         return tuple(round_.proposals(size)) or Done("every combination within reach was tried, and the leaders rebuilt")
@@ -93,14 +99,15 @@ class _Round:
         self.past = past
         self.space = past.space
         self.budget = budget
-        self.rng = np.random.default_rng([seed & (2**64 - 1), len(past.observations)])
+        self.rng = np.random.default_rng([seed & (2**64 - 1), len(past.observations), budget.spent])
         self.post = Posterior(past)
         self.failures = self.post.failures
         numbers = range(self.post.size)
         self.dimension = [self.post.flips[j].dimension for j in range(len(self.post.flips))]
         self.knobs = [j for j in numbers if self.dimension[j] != VARIANT and j not in self.failures.culprits]
         self.base = self.post.stack(past.best_variant())
-        self.incumbent = next((t.stack for t in self.post.tried if t.estimate < 0), self.base)
+        own = frozenset(range(self.post.size))  # a `startWith` may hold flips that the space does not have
+        self.incumbent = next((t.stack & own for t in self.post.tried if t.estimate < 0), self.base)
         self.seen = self._seen()
         self.group = self._group_size(group)
 
@@ -125,7 +132,8 @@ class _Round:
         known = set(self.space.flips)
         for flips in self.space.prior.starts:
             inside = frozenset(flips & known)
-            if len({flip.dimension for flip in inside}) == len(inside):
+            safe = self.failures.risk(self.post.stack(inside)) < 1
+            if safe and len({flip.dimension for flip in inside}) == len(inside):
                 yield from self.past.new([(self.space.candidate(inside), f"a relative's leader: {self.space.describe(inside)}")])
 
     # Screening
@@ -154,7 +162,7 @@ class _Round:
     def _screening(self) -> bool:
         needed = 1.0 if self.group == 1 else 2.0
         unknown = any(self.seen[j] < needed for j in self.knobs)
-        share = _FEW_SHARE if len(self.knobs) <= _FEW else _SCREENING_SHARE
+        share = _FEW_SHARE if self.group == 1 and len(self.knobs) <= _FEW else _SCREENING_SHARE
         return unknown and self.budget.spent < share * self.budget.trials
 
     def _screen(self, count: int) -> list[Proposal]:
@@ -193,7 +201,7 @@ class _Round:
         return found
 
     def _has_room(self, group: set[int], base: Stack) -> bool:
-        clash = len({self.dimension[j] for j in group}) < len(group)
+        clash = len({self.dimension[j] for j in group | base}) < len(group | base)
         # One suspect a group: the members of a failed group are told apart by where they succeed next.
         doubts = sum(self.failures.is_suspect(j) for j in group)
         new = sum(j not in self.failures.exonerated for j in group)
@@ -213,7 +221,7 @@ class _Round:
     # Exploring
 
     def _explore(self, count: int) -> list[Proposal]:
-        """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _KINDS; what cannot be had goes to stacks."""
+        """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _EARLY or _LATE; what cannot be had goes to stacks."""
         found: list[Proposal] = []
         kinds = [
             int(k) for k in self.rng.choice(4, size=count, p=_EARLY if self.budget.spent < 0.6 * self.budget.trials else _LATE)
@@ -228,7 +236,7 @@ class _Round:
         return found + list(_up_to(count - len(found), self._neighbours()))
 
     def _wide_group(self) -> list[Proposal]:
-        """About half of the flips that may still turn out well, on top of most of the incumbent.
+        """A third of the flips that may still turn out well, on top of most of the incumbent.
 
         A timing says as much of many flips as of few, if they are mixed anew each time, those of the incumbent among them.
         """
@@ -251,7 +259,7 @@ class _Round:
 
     def _best_stack(self, effects: Array) -> Stack:
         """The best candidate if these were the effects, less what is too risky."""
-        best = self._improved(frozenset(), effects)
+        best = self._improved(effects)
         new = sorted((j for j in best if j not in self.failures.exonerated), key=lambda j: float(effects[j]))
         stack = best - set(new[_NEW_PER_STACK:])
         beside = self.post.beside(effects, stack)
@@ -260,17 +268,18 @@ class _Round:
             by_gain.pop(0)
         return frozenset(sorted(by_gain))
 
-    def _improved(self, stack: Stack, effects: Array) -> Stack:
+    def _improved(self, effects: Array) -> Stack:
         """The best flip of every dimension, and then pairs, one or both in or out, where that gains."""
-        allowed = [j for j in self.knobs if j not in self.base]
+        allowed = frozenset(j for j in self.knobs if j not in self.base)
         best = {self.dimension[j]: j for j in sorted(self.base)}
-        for j in allowed:
+        for j in sorted(allowed):
             if effects[j] < 0 and (self.dimension[j] not in best or effects[j] < effects[best[self.dimension[j]]]):
                 best[self.dimension[j]] = j
         stack = frozenset(best.values())
         value = float(effects @ self.post.row(stack))
-        for a, b in self.post.pairs:
-            if not {a, b} <= set(allowed):
+        for k, (a, b) in enumerate(self.post.pairs, start=len(self.dimension)):
+            # Only what both do together, or what one does that is in, can be worth another look.
+            if not effects[k] or a not in allowed or b not in allowed:
                 continue
             for changed in ({a}, {b}, {a, b}):
                 others = frozenset(j for j in stack if self.dimension[j] not in {self.dimension[c] for c in changed})
@@ -298,12 +307,12 @@ class _Round:
         """Flips that only ever failed, beside candidates that work; and what it is that those need which then worked."""
         for j, mates in self.failures.needs.items():
             half = sorted(mates, key=lambda k: (k not in self.incumbent, k))[: -(-len(mates) // 2)]
-            if len(mates) > 1 and j < self.post.size and max(half) < self.post.size:
+            if len(mates) > 1 and max(j, *half) < self.post.size:
                 stack = self._toggle(self.incumbent - mates - {j}, [*half, j])
                 yield from self.past.new(
                     [(self.space.candidate(self.post.named(stack)), f"what does {self.post.flips[j]} need?")]
                 )
-        working = [t.stack for t in self.post.tried if all(j < self.post.size for j in t.stack)]
+        working = [t.stack for t in self.post.tried[:_WORKING] if all(j < self.post.size for j in t.stack)]
         doubtful = [j for j in range(self.post.size) if self.failures.against[j] and self.failures.blame(j) > _GROUP_FAILURES]
         appeals = []
         for j in doubtful:

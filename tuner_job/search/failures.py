@@ -32,7 +32,8 @@ _FAILED_WITHOUT = 2
 """Failures of a flip before it is asked what it needs."""
 _SWEEPS = 12
 _MOST_EXAMINED = 400
-"""Unexplained failures that are looked at, the smallest stacks first: the larger, the less they tell."""
+_MOST_SUSPICIONS = 500_000
+"""Unexplained failures, and flips and pairs of theirs, that are looked at, the smallest first: the larger, the less they tell."""
 
 
 class Failures:
@@ -78,13 +79,20 @@ class Failures:
 
         Only failures count of which the rest is known to work together, and only if no single other flip explains them as well.
         """
+        clean: dict[int, list[Stack]] = defaultdict(list)
+        for stack in sorted(self.failed, key=sorted):
+            members = sorted(stack)
+            rows, columns = np.nonzero(~proven[np.ix_(members, members)])
+            if len(rows):  # the rest works together if every pair that does not is one with the flip
+                in_all = {members[rows[0]], members[columns[0]]}.intersection(
+                    *({members[a], members[b]} for a, b in zip(rows.tolist(), columns.tolist(), strict=True))
+                )
+            else:
+                in_all = set(members)
+            for flip in in_all & self.exonerated:
+                clean[flip].append(stack)
         found = {}
-        for flip in sorted(self.exonerated):
-            failures = []
-            for stack in self.failed:
-                rest = sorted(stack - {flip})
-                if flip in stack and proven[np.ix_(rest, rest)].all():
-                    failures.append(stack)
+        for flip, failures in sorted(clean.items()):
             if len(failures) < _FAILED_WITHOUT:
                 continue
             successes = [stack for stack in succeeded if flip in stack]
@@ -160,7 +168,7 @@ class Failures:
             return 1.0
         safe = math.exp(-self.hazard(stack))
         for flip in self.needs.keys() & stack:
-            safe *= len(self.needs[flip] & stack) / len(self.needs[flip])
+            safe *= max(1 - _MOST_BLAME, len(self.needs[flip] & stack) / len(self.needs[flip]))
         return 1 - safe
 
 
@@ -181,7 +189,11 @@ def _suspicions(failed: Sequence[Stack], chance: Floats) -> tuple[Ints, Ints]:
     """Two arrays of one length: a failure, and a flip or pair (as an index into the flattened matrix) that may be behind it."""
     owners: list[Ints] = []
     suspects: list[Ints] = []
+    examined = 0
     for number, stack in enumerate(failed):
+        examined += len(stack) * (len(stack) + 1) // 2
+        if examined > _MOST_SUSPICIONS:
+            break
         members = np.array(sorted(stack), dtype=np.intp)
         rows, columns = np.triu_indices(len(members))
         keys = members[rows] * len(chance) + members[columns]

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from tuner_job.search.failures import Failures, Stack
-from tuner_job.search.rounds import History
+from tuner_job.search.rounds import SMALLEST_SD, History
 from tuner_job.search.space import SETTING, VARIANT, Flip, Flips
 from tuner_job.search.sparse import PRIOR_LIVE, Array, Belief, Fit, fit, logit
 
@@ -135,7 +135,7 @@ class Posterior:
             belief.scale[j] = _SCALES.get(_kind(flip), 1.0)
         for flip, chance in prior.live.items():
             if flip in self._number:
-                chance = min(max(chance, 1 - _MOST_BELIEVED), _MOST_BELIEVED)
+                chance = min(max(chance, 1 - _MOST_BELIEVED), max(_MOST_BELIEVED, prior_chance(flip)))
                 belief.odds[self._number[flip]] = logit(chance) - logit(PRIOR_LIVE)
         for flip, effect in prior.effect.items():
             if flip in self._number:
@@ -172,8 +172,10 @@ class Posterior:
                 same.setdefault(o.fingerprint, []).append(row)
         for fingerprint, rows in same.items():
             weight = float((1 / v[rows]).sum())
-            y[rows] = 0.0 if fingerprint in default else float((y[rows] / v[rows]).sum()) / weight
-            v[rows] = len(rows) / weight  # all of them together weigh what their timings do
+            if fingerprint in default:
+                y[rows], v[rows] = 0.0, SMALLEST_SD**2
+            else:  # all of them together weigh what their timings do
+                y[rows], v[rows] = float((y[rows] / v[rows]).sum()) / weight, len(rows) / weight
         return y, v
 
 
