@@ -349,11 +349,13 @@ class _Round:
 
     def _final_stacks(self) -> Iterator[Proposal]:
         effect, sd = self.post.fit.effect, self.post.fit.samples.std(axis=0)
-        best = self._best_stack(np.where(effect < -_NEEDLESS, effect, 0.0))
+        kept = np.where(effect < -_NEEDLESS, effect, 0.0)
+        kept[len(self.dimension) :] = effect[len(self.dimension) :]  # what pairs cost counts too
+        best = self._best_stack(kept)
         beside = self.post.beside(effect, best)
         sure = sorted(best, key=lambda j: (round(float(beside[j] / (sd[j] + 1e-6)), 6), j))
-        sizes = sorted(range(1, len(sure) + 1), key=lambda k: (round(self.post.predict(frozenset(sure[:k])), 6), k))
-        nested = [frozenset(sure[:k]) for k in sizes]
+        length = min(range(len(sure) + 1), key=lambda k: (round(self.post.predict(frozenset(sure[:k])), 6), k))
+        nested = [frozenset(sure[:k]) for k in dict.fromkeys(-(-length * part // 4) for part in (4, 3, 2)) if k]
         for leader in self.post.tried[:2]:
             beside = self.post.beside(effect, leader.stack)
             weak = sorted((j for j in leader.stack if beside[j] > -_NEEDLESS), key=lambda j: (-round(float(beside[j]), 9), j))
@@ -361,7 +363,7 @@ class _Round:
                 yield from self._propose(leader.stack - set(weak), f"a leader without its {len(weak)} flips that seem needless")
             for j in weak[:2]:
                 yield from self._propose(leader.stack - {j}, f"a leader without {self.post.flips[j]}, which seems needless")
-        for stack in nested[:4]:
+        for stack in nested:
             yield from self._propose(stack, f"the {len(stack)} surest flips together: {self._describe(stack)}")
 
     def _rebuild(self, count: int) -> Iterator[Proposal]:
