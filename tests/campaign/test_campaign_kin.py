@@ -193,7 +193,7 @@ def told(*found: Finding) -> Relative:
 
 
 def test_outcomes_of_chance_and_of_a_jobs_own_thresholds_say_nothing_to_relatives() -> None:
-    assert ledger._CHANCE | {Outcome.INFEASIBLE} == SAYS_NOTHING_HERE
+    assert ledger.BY_CHANCE | {Outcome.INFEASIBLE} == SAYS_NOTHING_HERE
     candidates = [(Candidate(route=f"-k{k}=off"), outcome) for k, outcome in enumerate(Outcome)]
     seen = told(*(Finding(candidate=candidate, outcome=outcome) for candidate, outcome in candidates)).observations
     assert {o.outcome for o in seen} == set(Outcome) - SAYS_NOTHING_HERE

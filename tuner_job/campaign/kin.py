@@ -24,7 +24,7 @@ from tuner_job.search.relatives import Relative, defaults_of, warm_start
 from tuner_job.search.rounds import Observation
 from tuner_job.search.space import Space
 from tuner_job.store.findings import keep, nearby
-from tuner_job.store.ledger import ignores_ledger
+from tuner_job.store.ledger import BY_CHANCE, ignores_ledger
 from tuner_job.store.objects import ObjectStore
 
 MOST_RELATIVES = 3
@@ -48,7 +48,7 @@ OTHER_VERSION = 0.6
 LEAST_TRUST = 0.1
 """Below it, reading a relative is not worth its starts."""
 
-SAYS_NOTHING_HERE = frozenset({Outcome.HUNG, Outcome.INFRASTRUCTURE, Outcome.OUT_OF_MEMORY, Outcome.INFEASIBLE})
+SAYS_NOTHING_HERE = BY_CHANCE | {Outcome.INFEASIBLE}
 """Outcomes that the ledger puts down to chance or to the machine, and losses over a threshold, which is a job's own."""
 WIDEST = 96
 """Flips of a finding that is read: what fits many of them costs by their square, and the findings are somebody else's."""

@@ -14,7 +14,7 @@ from tuner_job.store import layout
 from tuner_job.store.objects import ObjectStore, StoreCorrupt
 from tuner_job.store.records import create_record, read_record
 
-_CHANCE = frozenset({Outcome.HUNG, Outcome.INFRASTRUCTURE, Outcome.OUT_OF_MEMORY})
+BY_CHANCE = frozenset({Outcome.HUNG, Outcome.INFRASTRUCTURE, Outcome.OUT_OF_MEMORY})
 """Outcomes that say more about the day, or the machine's memory, than about the candidate."""
 
 
@@ -79,7 +79,7 @@ class Ledger:
 
     def add(self, identity: str, result: ResultRecord) -> bool:
         """Record a result that is no matter of chance, conviction or the ledger itself. False: not recorded, or not first."""
-        if result.outcome in _CHANCE or result.convicted or result.cached:
+        if result.outcome in BY_CHANCE or result.convicted or result.cached:
             return False
         record = LedgerRecord(identity=identity, result=result)
         return create_record(self._store, layout.ledger(identity, result.candidate), record)
