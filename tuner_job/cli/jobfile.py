@@ -188,13 +188,15 @@ def embedded_runtime() -> TunerRuntime:
 
 
 def installed(family: str) -> str | None:
-    """Version of the engine library in this Python, without importing it."""
+    """Version of the engine library in this Python, without importing it. Raises InputError where distributions disagree."""
+    found: dict[str, str] = {}
     for name in _LIBRARIES[family]:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    if len(set(found.values())) > 1:
+        several = " and ".join(f"{name} {one}" for name, one in found.items())
+        raise InputError(f"{several} are both installed and share their files: uninstall them, and install the one that you want")
+    return next(iter(found.values()), None)
 
 
 def _declared(store: ArtifactStore) -> Place:
