@@ -2,8 +2,9 @@
 
 1. Screening (at most 35 % of the budget, 60 % for a few flips): every flip once alone if the budget allows it, else in two
    sparse groups.
-2. Exploring: most trials are stacks drawn from the posterior (Thompson sampling), or the incumbent with one to three flips
-   changed; the rest are groups of flips that may still turn out well on top of the incumbent, and rebuilds of the leaders.
+2. Exploring: most trials are wide groups, flips that may still turn out well on top of most of the incumbent. The rest, more of
+   it later, are stacks that the posterior holds for the best, the incumbent with one to three flips changed, and rebuilds of the
+   leaders.
 3. Finishing (last 15 %): nested stacks of the surest flips, the leaders with weak flips taken out, and rebuilds of the leaders.
 Inert flips are never dropped for good, for a child may act only beside its parent, nor are flips that failed alone: some work
 only beside another. Refused candidates are never tried again.
@@ -43,8 +44,10 @@ _NEW_PER_STACK = 3
 """Flips that never succeeded yet, in one drawn stack."""
 _NEEDLESS = 0.0005
 """A flip whose expected gain (log units) is smaller only makes a route longer."""
-_DRAWS = 30
-"""Draws before a share of the round is given up as exhausted."""
+_TRIES = 30
+"""Tries before a share of the round is given up as exhausted."""
+_DRAWS_PER_STACK = 8
+"""One draw alone holds a dozen flips by chance, and most of those cost something."""
 _MOST_BUILDS = 4
 _LEADERS = 5
 _TRIALS_PER_APPEAL = 12
@@ -57,10 +60,12 @@ _WIDEST = 48
 """Flips of a group on top of its base."""
 _FLOOR = 1e-4
 """Expected gain (log units) that is left to every flip: the draws are too few to say that there is none."""
-_KEPT = 0.7
-_EARLY = (0.25, 0.15, 0.55, 0.05)
-"""Shares of an exploring round: stacks, neighbours, wide groups, rebuilds."""
-_LATE = (0.4, 0.3, 0.25, 0.05)
+_KEPT = 0.85
+"""Chance of each flip of the incumbent to stay in a wide group, which tells what it is worth beside the others."""
+_EARLY = (0.03, 0.05, 0.87, 0.05)
+"""Shares of an exploring round: stacks, neighbours, wide groups, rebuilds; until _EARLY_SHARE of the budget is spent."""
+_LATE = (0.4, 0.1, 0.45, 0.05)
+_EARLY_SHARE = 0.6
 
 
 class Adaptive:
@@ -223,9 +228,8 @@ class _Round:
     def _explore(self, count: int) -> list[Proposal]:
         """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _EARLY or _LATE; what cannot be had goes to stacks."""
         found: list[Proposal] = []
-        kinds = [
-            int(k) for k in self.rng.choice(4, size=count, p=_EARLY if self.budget.spent < 0.6 * self.budget.trials else _LATE)
-        ]
+        shares = _EARLY if self.budget.spent < _EARLY_SHARE * self.budget.trials else _LATE
+        kinds = self.rng.choice(4, size=count, p=shares).tolist()
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
         if 2 * self.budget.spent >= self.budget.trials:  # sooner, what is not known yet promises more
             found += _up_to(min(-(-count // _TRIALS_PER_APPEAL), count - len(found)), self._appeals())
@@ -251,8 +255,8 @@ class _Round:
 
     def _stacks(self) -> Iterator[Proposal]:
         misses = 0
-        while misses < _DRAWS:
-            stack = self._best_stack(self.post.fit.draw(self.rng))
+        while misses < _TRIES:
+            stack = self._best_stack(self.post.fit.draw(self.rng, _DRAWS_PER_STACK))
             made = self._propose(stack, f"stack of flips that are probably faster: {self._describe(stack)}")
             misses = 0 if made else misses + 1
             yield from made
@@ -290,7 +294,7 @@ class _Round:
 
     def _neighbours(self) -> Iterator[Proposal]:
         misses = 0
-        while misses < _DRAWS:
+        while misses < _TRIES:
             effects = self.post.beside(self.post.fit.draw(self.rng), self.incumbent)
             effects = effects + self.rng.normal(0, 1e-4, len(effects))
             gain = {j: -float(effects[j]) for j in range(self.post.size) if j not in self.failures.culprits}

@@ -10,9 +10,10 @@ from itertools import combinations
 import numpy as np
 
 from tuner_job.search.failures import Failures, Stack
-from tuner_job.search.rounds import SMALLEST_SD, History
+from tuner_job.search.rounds import History
 from tuner_job.search.space import SETTING, VARIANT, Flip, Flips
 from tuner_job.search.sparse import PRIOR_LIVE, Array, Belief, Fit, fit, logit
+from tuner_job.search.timings import pooled
 
 _MOST_BELIEVED = 0.95
 _SURELY_LIVE = 0.5
@@ -60,7 +61,7 @@ class Posterior:
         failing = {self._number[f]: min(chance, _MOST_BELIEVED) for f, chance in space.prior.failing.items() if f in self._number}
         self.failures = Failures([o.outcome for o in past.observations], self.stacks, failing)
         self.timed = [i for i, o in enumerate(past.observations) if o.timed]
-        self.y, self.v = self._pooled()
+        self.timings = pooled([past.observations[i] for i in self.timed])
         self.pairs = self.related
         """Related flips, and those that matter most with each other."""
         self.fit = self._fit()
@@ -82,22 +83,29 @@ class Posterior:
 
     def _fit(self) -> Fit:
         self._first, self._second = [a for a, _ in self.pairs], [b for _, b in self.pairs]
+        flips = self._members
+        self.x = np.hstack([flips, flips[:, self._first] * flips[:, self._second]])
+        return fit(self.x, self.timings.y, self.timings.v, self._belief(), self.timings.shared)
+
+    @cached_property
+    def _members(self) -> Array:
+        """(timed, flips) of 0 and 1."""
         flips = np.zeros((len(self.timed), len(self.flips)))
         for row, i in enumerate(self.timed):
             flips[row, sorted(self.stacks[i])] = 1.0
-        self.x = np.hstack([flips, flips[:, self._first] * flips[:, self._second]])
-        return fit(self.x, self.y, self.v, self._belief())
+        return flips
 
     def _conspicuous(self) -> list[tuple[int, int]]:
         """Pairs of the flips that matter most, as far as trials can tell what they do together."""
         size = np.abs(self.fit.effect)
         live = [j for j in range(self.size) if self.fit.live[j] >= _SURELY_LIVE]
         top = sorted(sorted(live, key=lambda j: (-float(size[j]), j))[:_PAIRED])
+        related = {frozenset(pair) for pair in self.related}
         return [
             (a, b)
             for a, b in combinations(top, 2)
             if self.flips[a].dimension != self.flips[b].dimension
-            and not {(a, b), (b, a)} & set(self.related)
+            and frozenset((a, b)) not in related
             and int((self.x[:, a] * self.x[:, b]).sum()) >= _MET
         ]
 
@@ -145,13 +153,14 @@ class Posterior:
     @cached_property
     def tried(self) -> list[Tried]:
         """Feasible candidates, the fastest first; of equals the one with fewer flips, then in the space's order."""
+        y, v = self.timings.y - self.timings.shared.rows * self.fit.offset, self.timings.v
         rows: dict[Stack, list[int]] = {}
         for row, i in enumerate(self.timed):
             rows.setdefault(self.stacks[i], []).append(row)
         found = []
         for stack, mine in rows.items():
-            weight = float((1 / self.v[mine]).sum())
-            mean = float((self.y[mine] / self.v[mine]).sum()) / weight
+            weight = float((1 / v[mine]).sum())
+            mean = float((y[mine] / v[mine]).sum()) / weight
             predicted = self.fit.of(self.x[mine[0]])
             prior = float(predicted.mean())
             own = float(self.fit.missed[mine].mean())
@@ -159,24 +168,6 @@ class Posterior:
             keep = own / (own + 1 / weight)
             found.append(Tried(stack, prior + keep * (mean - prior), (1 / (weight + 1 / prior_variance)) ** 0.5, len(mine)))
         return sorted(found, key=lambda t: (round(t.estimate, 9), len(t.stack), sorted(t.stack)))
-
-    def _pooled(self) -> tuple[Array, Array]:
-        """Log ratios and variances; timings of one engine (equal fingerprints) share their mean, the baseline's engine is 0."""
-        observations = [self.past.observations[i] for i in self.timed]
-        y = np.array([o.log_ratio for o in observations], dtype=np.float64)
-        v = np.array([o.variance for o in observations], dtype=np.float64)
-        default = {o.fingerprint for o in observations if o.candidate.is_baseline}
-        same: dict[str, list[int]] = {}
-        for row, o in enumerate(observations):
-            if o.fingerprint:
-                same.setdefault(o.fingerprint, []).append(row)
-        for fingerprint, rows in same.items():
-            weight = float((1 / v[rows]).sum())
-            if fingerprint in default:
-                y[rows], v[rows] = 0.0, SMALLEST_SD**2
-            else:  # all of them together weigh what their timings do
-                y[rows], v[rows] = float((y[rows] / v[rows]).sum()) / weight, len(rows) / weight
-        return y, v
 
 
 def prior_chance(flip: Flip) -> float:

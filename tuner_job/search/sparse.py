@@ -1,13 +1,17 @@
 """Which flips matter: a sparse, robust Bayesian regression on log ratios.
 
-    y_i = sum_j x_ij b_j + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, (s_j tau)^2),   e_i ~ N(0, v_i), v_i known,
-    logit pi_j = logit pi + o_j,   d_i: what the sum misses (interactions), Student-t with scale m
+    y_i = sum_j x_ij b_j + u_i c + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, (s_j tau)^2),
+    logit pi_j = logit pi + o_j,   c ~ N(0, w),   e_i ~ N(0, v_i),   d_i: what the sum misses, Student-t with scale m
 
-m_j, o_j (both 0) and s_j (1) are given, unlike that where something is believed beforehand.
-The posterior is sampled by Gibbs chains (George and McCulloch, JASA 1993) that are cooled from a flattened likelihood, so that
-they hold side by side the explanations that groups cannot tell apart. While they cool, pi, tau, m and the Student-t weights
-(Lange, Little and Taylor, JASA 1989) follow the chains' mean (Monte Carlo EM). Deterministic: the chains' seed is fixed. No
-intercept: the empty route is 0.
+v_i and w are known. d_i stands for interactions. c is the error that rows with u_i = 1 share; it is integrated out. m_j, o_j
+(both 0) and s_j (1) are given, unlike that where something is believed beforehand.
+
+The posterior is sampled by Gibbs chains (George and McCulloch, JASA 1993). They start at draws of what would be true if every
+flip mattered a little: a ridge regression whose variances are fitted by EM (MacKay, Neural Computation 1992). From there effects
+that are not needed fall to 0, and the chains hold side by side the explanations that groups cannot tell apart; from 0 on they
+would find few of many small effects. While they settle, pi, tau, m and the Student-t weights (Lange, Little and Taylor, JASA
+1989) follow the chains' mean (Monte Carlo EM). Deterministic: the chains' seed is fixed. No intercept but c, since the empty
+route is 0.
 """
 
 from __future__ import annotations
@@ -29,14 +33,14 @@ PRIOR_LIVE = 0.06
 """Chance that an effect of which nothing is believed is live."""
 _PRIOR_TAU = 0.02
 _PRIOR_MISFIT = 0.003
+_RIDGE_TAU = 0.004
+_RIDGE_MISFIT = 0.005
 _PRIOR_WEIGHT = 4.0
 """Pseudo-counts behind the priors of tau and m; ten times as many behind that of pi."""
+_RIDGE_STEPS = 10
 _CHAINS = 20
-_COOLING = 32
-"""Sweeps from a tenth of the likelihood to all of it; not kept."""
-_MANY = 48
-"""More effects than so: chance finds some that explain outliers. Then all of y begins as misfit, its outliers down-weighted, and
-effects have to earn it; of fewer, large ones would never get so far."""
+_SETTLING = 16
+"""Sweeps that are not kept."""
 _REWEIGHT = 4
 """Sweeps between updates of pi, tau, m and the weights."""
 _KEPT = 5
@@ -53,6 +57,8 @@ class Fit:
     """Scale of what the sum misses, in log units."""
     missed: Array
     """(n,) variance of what the sum misses of each row: misfit squared, but wide for a row that it cannot explain by chance."""
+    offset: float
+    """Posterior mean of the shared error."""
 
     @cached_property
     def effect(self) -> Array:
@@ -64,9 +70,9 @@ class Fit:
         """(p,) probability that the effect is not zero."""
         return np.asarray((self.samples != 0).mean(axis=0))
 
-    def draw(self, rng: np.random.Generator) -> Array:
-        """(p,) one draw of all effects."""
-        return np.asarray(self.samples[rng.integers(len(self.samples))])
+    def draw(self, rng: np.random.Generator, count: int = 1) -> Array:
+        """(p,) the mean of `count` draws of all effects: the more, the less is in it by chance."""
+        return np.asarray(self.samples[rng.integers(len(self.samples), size=count)].mean(axis=0))
 
     def of(self, x: Array) -> Array:
         """(s,) draws of the sum for one row x of 0 and 1."""
@@ -89,39 +95,41 @@ class Belief:
         return cls(np.zeros(p), np.zeros(p), np.ones(p))
 
 
-def fit(x: Array, y: Array, v: Array, belief: Belief | None = None) -> Fit:
-    """x: (n, p) of 0 and 1; y: (n,) log ratios; v: (n,) variances of their errors."""
+@dataclass(frozen=True)
+class Shared:
+    """An error that rows have in common."""
+
+    rows: Array
+    """(n,) 1 for a row that has it, else 0."""
+    variance: float
+
+
+def fit(x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shared | None = None) -> Fit:
+    """x: (n, p) of 0 and 1; y: (n,) log ratios; v: (n,) variances of their own errors."""
     rng = np.random.default_rng(0)
     n, p = x.shape
     belief = belief or Belief.none(p)
+    shared = shared or Shared(np.zeros(n), 0.0)
     y = np.minimum(y, _SLOWEST)
     seen = np.flatnonzero(x.any(axis=0))
-    misfit2, robust, patience = _PRIOR_MISFIT**2, np.ones(n), _COOLING // 2
-    if len(seen) > _MANY and n:
-        misfit2 += float(np.median(np.abs(y))) ** 2
-        robust, patience = (_FREEDOM + 1) / (_FREEDOM + y**2 / (v + misfit2)), 1
     x_seen = x[:, seen]
     odds, center, scale2 = belief.odds[seen], belief.center[seen], belief.scale[seen] ** 2
-    effects = np.zeros((len(seen), _CHAINS))
+    effects, noise = _ridge(x_seen, y, v, center, scale2, shared, rng)
     kept = []
-    for sweep in range(_COOLING + _KEPT * _THINNING):
-        if sweep <= _COOLING and sweep % _REWEIGHT == 0:
+    for sweep in range(_SETTLING + _KEPT * _THINNING):
+        if sweep <= _SETTLING and sweep % _REWEIGHT == 0:
             is_live = effects != 0
             live = np.count_nonzero(is_live) / _CHAINS
             pi = min(0.5, (10 * _PRIOR_WEIGHT * PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen)))
             spread = float((((effects - center[:, None]) * is_live) ** 2 / scale2[:, None]).sum()) / _CHAINS
             tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + spread) / (_PRIOR_WEIGHT + live)
-            if sweep >= patience:  # what chains miss that are still hot is no misfit
-                residual2 = ((y[:, None] - x_seen @ effects) ** 2).mean(axis=1)
-                robust = (_FREEDOM + 1) / (_FREEDOM + residual2 / (v + misfit2))
-                surplus = float(np.sum(robust * residual2 - v))
-                misfit2 = max(1e-8, (_PRIOR_WEIGHT * _PRIOR_MISFIT**2 + surplus) / (_PRIOR_WEIGHT + n))
-            weighted = x_seen * (robust / (v + misfit2))[:, None]
-            gram = weighted.T @ x_seen
-            pull = weighted.T @ y
-        heat = min(1.0, 0.1 + 0.9 * sweep / _COOLING)
-        _sweep(gram, pull, effects, heat, odds + logit(pi), center, tau2 * scale2, rng)
-        if sweep >= _COOLING and (sweep - _COOLING) % _THINNING == _THINNING - 1:
+            if sweep:
+                residual = y[:, None] - x_seen @ effects
+                residual -= shared.rows[:, None] * _offset(residual, noise.weights(v), shared)
+                noise = noise.updated((residual**2).mean(axis=1), v)
+            gram, pull = _moments(x_seen, y, noise.weights(v), shared)
+        _sweep(gram, pull, effects, odds + logit(pi), center, tau2 * scale2, rng)
+        if sweep >= _SETTLING and (sweep - _SETTLING) % _THINNING == _THINNING - 1:
             # Unseen flips follow the belief, in pairs of draws, so that their mean is exactly what is believed.
             half = rng.normal(0, np.sqrt(tau2), (p, _CHAINS // 2)) * belief.scale[:, None]
             chance = 1 / (1 + np.exp(-(belief.odds + logit(pi))))
@@ -129,10 +137,77 @@ def fit(x: Array, y: Array, v: Array, belief: Belief | None = None) -> Fit:
             draw *= np.tile(rng.random((p, _CHAINS // 2)) < chance[:, None], 2)
             draw[seen] = effects
             kept.append(draw.T)
-    # Squared standardised residuals over the universal threshold 2 ln n (Donoho and Johnstone, Biometrika 1994) are no chance.
-    surprise = (_FREEDOM + 1) / robust - _FREEDOM
-    missed = np.where(surprise > 2 * np.log(max(n, 2)), (v + misfit2) / robust - v, misfit2)
-    return Fit(np.concatenate(kept), float(np.sqrt(misfit2)), np.maximum(missed, misfit2))
+    samples = np.concatenate(kept)
+    offset = _offset((y - x @ samples.mean(axis=0))[:, None], noise.weights(v), shared)
+    return Fit(samples, float(np.sqrt(noise.misfit2)), noise.missed(v), offset)
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """What no effect explains, for n rows with errors of variance v beside it."""
+
+    misfit2: float
+    robust: Array
+    """(n,) Student-t weights: 1 for a row as expected, 0 for one that tells nothing."""
+
+    def weights(self, v: Array) -> Array:
+        """(n,) precisions."""
+        return self.robust / (v + self.misfit2)
+
+    def updated(self, residual2: Array, v: Array) -> _Noise:
+        """From (n,) expected squares of what is left."""
+        robust = (_FREEDOM + 1) / (_FREEDOM + residual2 / (v + self.misfit2))
+        surplus = float(np.sum(robust * residual2 - v))
+        return _Noise(max(1e-8, (_PRIOR_WEIGHT * _PRIOR_MISFIT**2 + surplus) / (_PRIOR_WEIGHT + len(v))), robust)
+
+    def missed(self, v: Array) -> Array:
+        """(n,) as in Fit."""
+        # Squared standardised residuals over the universal threshold 2 ln n (Donoho, Johnstone, Biometrika 1994) are no chance.
+        surprise = (_FREEDOM + 1) / self.robust - _FREEDOM
+        wide = (v + self.misfit2) / self.robust - v
+        return np.maximum(np.where(surprise > 2 * np.log(max(len(v), 2)), wide, self.misfit2), self.misfit2)
+
+
+def _ridge(
+    x: Array, y: Array, v: Array, center: Array, scale2: Array, shared: Shared, rng: np.random.Generator
+) -> tuple[Array, _Noise]:
+    """(p, chains) draws of all effects if every one were live, and the noise that leaves."""
+    n, p = x.shape
+    tau2, noise = _RIDGE_TAU**2, _Noise(_RIDGE_MISFIT**2, np.ones(n))
+    for _ in range(_RIDGE_STEPS):
+        gram, pull = _moments(x, y, noise.weights(v), shared)
+        precision = gram + np.diag(1 / (tau2 * scale2))
+        covariance = np.linalg.inv(precision)
+        mean = covariance @ (pull + center / (tau2 * scale2))
+        tau2 = (_PRIOR_WEIGHT * _RIDGE_TAU**2 + float(((mean - center) ** 2 + np.diag(covariance)) @ (1 / scale2))) / (
+            _PRIOR_WEIGHT + p
+        )
+        residual = y - x @ mean
+        residual -= shared.rows * _offset(residual[:, None], noise.weights(v), shared)
+        noise = noise.updated(residual**2 + ((x @ covariance) * x).sum(axis=1), v)
+    root = np.linalg.cholesky(precision)
+    return mean[:, None] + np.linalg.solve(root.T, rng.normal(size=(p, _CHAINS))), noise
+
+
+def _offset(residual: Array, weights: Array, shared: Shared) -> float:
+    """Posterior mean of the shared error, given (n, chains) residuals."""
+    if not shared.variance:
+        return 0.0
+    mine = weights * shared.rows
+    return float((mine @ residual).mean() / (mine.sum() + 1 / shared.variance))
+
+
+def _moments(x: Array, y: Array, weights: Array, shared: Shared) -> tuple[Array, Array]:
+    """(p, p) xᵀPx and (p,) xᵀPy for the precision P of the errors, the shared one integrated out (Sherman and Morrison, 1950)."""
+    weighted = x * weights[:, None]
+    gram, pull = weighted.T @ x, weighted.T @ y
+    if shared.variance:
+        mine = weights * shared.rows
+        common = mine @ x
+        known = mine.sum() + 1 / shared.variance
+        gram -= np.outer(common, common) / known
+        pull -= common * (mine @ y) / known
+    return gram, pull
 
 
 def logit(chance: float) -> float:
@@ -143,23 +218,22 @@ def _sweep(
     gram: Array,
     pull: Array,
     effects: Array,
-    heat: float,
     log_odds: Array,
     center: Array,
     tau2: Array,
     rng: np.random.Generator,
 ) -> None:
-    """One Gibbs sweep over all effects (p, chains), in place, under the likelihood to the power of `heat`.
+    """One Gibbs sweep over all effects (p, chains), in place.
 
-    gram: (p, p) xᵀWx; pull: (p,) xᵀWy.
+    gram: (p, p) xᵀPx; pull: (p,) xᵀPy.
     """
-    diagonal = heat * np.diag(gram)
+    diagonal = np.diag(gram)
     s2 = 1.0 / (diagonal + 1.0 / tau2)
     shift = 0.5 * np.log(s2 / tau2) - 0.5 * center**2 / tau2
     # Live if s2/2 pull² > limit, the pull towards this effect given all others.
     limits = 2 * (rng.logistic(size=effects.shape) - (log_odds + shift)[:, None]) / s2[:, None]
     noise = rng.normal(size=effects.shape) * np.sqrt(s2)[:, None]
-    gram, own = heat * gram, heat * pull + center / tau2
+    own = pull + center / tau2
     for j in rng.permutation(len(effects)):
         to = own[j] - gram[j] @ effects + diagonal[j] * effects[j]
         effects[j] = np.where(to * to > limits[j], s2[j] * to + noise[j], 0.0)
