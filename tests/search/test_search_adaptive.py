@@ -17,7 +17,7 @@ from tuner_job.search.pick import pick
 from tuner_job.search.posterior import Posterior
 from tuner_job.search.prior import Prior
 from tuner_job.search.rounds import History
-from tuner_job.search.sparse import Shared, fit
+from tuner_job.search.sparse import PRIOR_LIVE, Belief, Shared, fit, logit
 from tuner_job.search.strategy import Budget, Done, Flip, Observation, Space, strategy
 from tuner_job.search.timings import pooled
 
@@ -147,6 +147,44 @@ def test_the_regression_finds_sparse_effects_despite_outliers() -> None:
     assert by_chance <= 3  # of 1,970
 
 
+def test_the_regression_finds_large_effects_that_one_row_each_holds_in_a_small_space() -> None:
+    truth = np.array([-0.1, 0.03, -0.5, *[0.0] * 7])
+    rng = np.random.default_rng(7)
+    found = fit(np.eye(10), truth + rng.normal(0, 0.005, 10), np.full(10, 0.005**2))
+    assert found.effect == pytest.approx(truth, abs=0.015)
+    assert (found.live[:3] > 0.9).all()
+
+
+@pytest.mark.parametrize("effect", [-0.06, -0.1, -0.2])
+def test_a_large_effect_that_four_of_many_rows_hold_is_no_outlier(effect: float) -> None:
+    rng = np.random.default_rng(7)
+    x = (rng.random((120, 200)) < 0.04).astype(float)
+    x[:, 0] = np.arange(120) < 4
+    found = fit(x, effect * x[:, 0] + rng.normal(0, 0.005, 120), np.full(120, 0.005**2))
+    assert found.effect[0] == pytest.approx(effect, rel=0.15)
+
+
+@pytest.mark.parametrize(("center", "chance"), [(-0.05, 0.05), (-0.2, 0.02), (-0.3, 0.3)])
+def test_the_regression_gets_over_a_hundred_wrong_beliefs(center: float, chance: float) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((120, 200)) < 0.1).astype(float)
+    truth = np.zeros(200)
+    truth[:5] = -0.03
+    belief = Belief.none(200)
+    belief.center[5:100] = center
+    belief.odds[5:100] = logit(chance) - logit(PRIOR_LIVE)
+    found = fit(x, x @ truth + rng.normal(0, 0.005, 120), np.full(120, 0.005**2), belief)
+    assert found.effect == pytest.approx(truth, abs=0.006)
+
+
+def test_a_mean_of_many_draws_is_near_the_mean_of_all() -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((60, 80)) < 0.2).astype(float)
+    found = fit(x, x[:, 0] * -0.02 + rng.normal(0, 0.01, 60), np.full(60, 0.01**2))
+    one, many = (np.mean([np.abs(found.draw(rng, count) - found.effect).sum() for _ in range(50)]) for count in (1, 16))
+    assert many < one / 2
+
+
 def test_the_regression_finds_most_of_many_small_effects() -> None:
     rng = np.random.default_rng(0)
     x = (rng.random((300, 200)) < 0.4).astype(float)
@@ -191,6 +229,15 @@ def test_what_the_baselines_engine_is_timed_at_in_trials_corrects_all_the_others
     alone = pooled([base, *live])
     assert alone.y[-1] == -0.03
     assert alone.shared.variance > 8 * timings.shared.variance
+
+
+@pytest.mark.parametrize("count", [1, 5, 30])
+def test_one_disturbed_timing_of_the_baselines_engine_hardly_moves_the_others(count: int) -> None:
+    space = small_space((2,) * 40)
+    base = Observation("discover", BASELINE, OK, 0.0, 0.001, "base")
+    told = [feasible(i, space, [f], 1.0 if i == 0 else 0.0, 0.005, "base") for i, f in enumerate(space.flips[:count])]
+    live = feasible(40, space, [space.flips[30]], -0.03, 0.005, "one")
+    assert pooled([base, *told, live]).y[-1] == pytest.approx(-0.03, abs=0.004)
 
 
 def test_pick_is_none_without_history_and_on_pure_noise_mostly() -> None:
@@ -243,9 +290,9 @@ def test_equal_engines_pool_their_timings_and_the_baselines_engine_gains_nothing
         feasible(2, space, [c], -0.03, 0.005, "base"),
     ]
     posterior = Posterior(History(space, history))
-    a_and_b, again, *base = posterior.timings.y  # in the order of trials
-    assert a_and_b == again == pytest.approx(-0.03, abs=0.01)
-    assert base == [0.0, 0.0]
+    v, w = 0.8 * 0.005**2, 0.2 * 0.005**2  # a trial's own error, and the baseline's before its engine was timed once more
+    shift = -3 * (v + w) ** 0.5 * w / (v + w)  # six standard deviations off move the others as if they were three
+    assert posterior.timings.y == pytest.approx([-0.03 - shift, -0.03 - shift, 0.0, 0.0])  # in the order of trials
     chosen = pick(history, space, 0.001)
     assert chosen is not None
     assert space.flips_of(chosen.candidate) in ({a}, {b})

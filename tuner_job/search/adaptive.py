@@ -47,7 +47,7 @@ _NEEDLESS = 0.0005
 _TRIES = 30
 """Tries before a share of the round is given up as exhausted."""
 _DRAWS_PER_STACK = 8
-"""One draw alone holds a dozen flips by chance, and most of those cost something."""
+"""What one draw holds by chance is smaller in the mean of several, and what is _NEEDLESS is left out."""
 _MOST_BUILDS = 4
 _LEADERS = 5
 _TRIALS_PER_APPEAL = 12
@@ -60,7 +60,7 @@ _WIDEST = 48
 """Flips of a group on top of its base."""
 _FLOOR = 1e-4
 """Expected gain (log units) that is left to every flip: the draws are too few to say that there is none."""
-_KEPT = 0.85
+_STAYS = 0.85
 """Chance of each flip of the incumbent to stay in a wide group, which tells what it is worth beside the others."""
 _EARLY = (0.03, 0.05, 0.87, 0.05)
 """Shares of an exploring round: stacks, neighbours, wide groups, rebuilds; until _EARLY_SHARE of the budget is spent."""
@@ -244,7 +244,7 @@ class _Round:
 
         A timing says as much of many flips as of few, if they are mixed anew each time, those of the incumbent among them.
         """
-        base = frozenset(sorted(j for j in sorted(self.incumbent) if self.rng.random() < _KEPT or j in self.base))
+        base = frozenset(sorted(j for j in sorted(self.incumbent) if self.rng.random() < _STAYS or j in self.base))
         hope = -np.minimum(self.post.beside(self.post.fit.samples, base), 0.0).mean(axis=0) + _FLOOR
         held = {self.dimension[j] for j in base}
         pool = [j for j in self.knobs if self.dimension[j] not in held]
@@ -277,7 +277,7 @@ class _Round:
         allowed = frozenset(j for j in self.knobs if j not in self.base)
         best = {self.dimension[j]: j for j in sorted(self.base)}
         for j in sorted(allowed):
-            if effects[j] < 0 and (self.dimension[j] not in best or effects[j] < effects[best[self.dimension[j]]]):
+            if effects[j] < -_NEEDLESS and (self.dimension[j] not in best or effects[j] < effects[best[self.dimension[j]]]):
                 best[self.dimension[j]] = j
         stack = frozenset(best.values())
         value = float(effects @ self.post.row(stack))

@@ -159,7 +159,8 @@ class Failures:
         pairs = float(self._pair_hazard[np.ix_(known, known)].sum()) / 2
         fresh = len(stack) - len(known)  # pairs with a flip that was in no trial yet
         pairs += _PAIR_RATE * (fresh * len(known) + fresh * (fresh - 1) / 2)
-        return sum(self._alone(flip) for flip in stack) + pairs
+        alone = float(self._hazard[known].sum()) + sum(self._alone(flip) for flip in stack[len(known) :])
+        return alone + pairs
 
     def risk(self, flips: Iterable[int]) -> float:
         """Probability that a candidate fails. 1 for what failed already and for anything with a culprit in it."""

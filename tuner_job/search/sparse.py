@@ -1,7 +1,7 @@
 """Which flips matter: a sparse, robust Bayesian regression on log ratios.
 
     y_i = sum_j x_ij b_j + u_i c + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, (s_j tau)^2),
-    logit pi_j = logit pi + o_j,   c ~ N(0, w),   e_i ~ N(0, v_i),   d_i: what the sum misses, Student-t with scale m
+    logit pi_j = logit pi + o_j,   c ~ N(0, w),   e_i ~ N(0, v_i),   d_i: what the sum misses, Student-t with scale h
 
 v_i and w are known. d_i stands for interactions. c is the error that rows with u_i = 1 share; it is integrated out. m_j, o_j
 (both 0) and s_j (1) are given, unlike that where something is believed beforehand.
@@ -9,7 +9,7 @@ v_i and w are known. d_i stands for interactions. c is the error that rows with 
 The posterior is sampled by Gibbs chains (George and McCulloch, JASA 1993). They start at draws of what would be true if every
 flip mattered a little: a ridge regression whose variances are fitted by EM (MacKay, Neural Computation 1992). From there effects
 that are not needed fall to 0, and the chains hold side by side the explanations that groups cannot tell apart; from 0 on they
-would find few of many small effects. While they settle, pi, tau, m and the Student-t weights (Lange, Little and Taylor, JASA
+would find few of many small effects. While they settle, pi, tau, h and the Student-t weights (Lange, Little and Taylor, JASA
 1989) follow the chains' mean (Monte Carlo EM). Deterministic: the chains' seed is fixed. No intercept but c, since the empty
 route is 0.
 """
@@ -33,16 +33,22 @@ PRIOR_LIVE = 0.06
 """Chance that an effect of which nothing is believed is live."""
 _PRIOR_TAU = 0.02
 _PRIOR_MISFIT = 0.003
-_RIDGE_TAU = 0.004
-_RIDGE_MISFIT = 0.005
 _PRIOR_WEIGHT = 4.0
-"""Pseudo-counts behind the priors of tau and m; ten times as many behind that of pi."""
+"""Pseudo-counts behind the priors of tau and h; ten times as many behind that of pi."""
+_RIDGE_TAU = 0.01
+_RIDGE_MISFIT = 0.005
+"""Log units, where the ridge begins. With a smaller tau, a large effect that few rows hold looks like outliers."""
 _RIDGE_STEPS = 10
+_FIRST_LIVE = 0.1
+"""Most that pi is before the first sweep, when all effects are live: what is not needed then falls to 0 sooner."""
+_FEW = 48
+"""So few effects explain no outliers by chance, and large ones may be in one row each: their misfit and weights wait until half
+of the sweeps that are not kept are over."""
 _CHAINS = 20
 _SETTLING = 16
 """Sweeps that are not kept."""
 _REWEIGHT = 4
-"""Sweeps between updates of pi, tau, m and the weights."""
+"""Sweeps between updates of pi, tau, h and the weights."""
 _KEPT = 5
 _THINNING = 3
 
@@ -114,18 +120,19 @@ def fit(x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shar
     seen = np.flatnonzero(x.any(axis=0))
     x_seen = x[:, seen]
     odds, center, scale2 = belief.odds[seen], belief.center[seen], belief.scale[seen] ** 2
-    effects, noise = _ridge(x_seen, y, v, center, scale2, shared, rng)
+    effects, noise = _ridge(x_seen, y, v, scale2, shared, rng)
     kept = []
     for sweep in range(_SETTLING + _KEPT * _THINNING):
         if sweep <= _SETTLING and sweep % _REWEIGHT == 0:
             is_live = effects != 0
             live = np.count_nonzero(is_live) / _CHAINS
-            pi = min(0.5, (10 * _PRIOR_WEIGHT * PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen)))
+            share = (10 * _PRIOR_WEIGHT * PRIOR_LIVE + live) / (10 * _PRIOR_WEIGHT + len(seen))
+            pi = min(float(share), 0.5 if sweep else _FIRST_LIVE)
             spread = float((((effects - center[:, None]) * is_live) ** 2 / scale2[:, None]).sum()) / _CHAINS
             tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + spread) / (_PRIOR_WEIGHT + live)
-            if sweep:
+            if sweep >= (_SETTLING // 2 if len(seen) <= _FEW else 1):
                 residual = y[:, None] - x_seen @ effects
-                residual -= shared.rows[:, None] * _offset(residual, noise.weights(v), shared)
+                residual -= np.outer(shared.rows, _offset(residual, noise.weights(v), shared))
                 noise = noise.updated((residual**2).mean(axis=1), v)
             gram, pull = _moments(x_seen, y, noise.weights(v), shared)
         _sweep(gram, pull, effects, odds + logit(pi), center, tau2 * scale2, rng)
@@ -138,7 +145,7 @@ def fit(x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shar
             draw[seen] = effects
             kept.append(draw.T)
     samples = np.concatenate(kept)
-    offset = _offset((y - x @ samples.mean(axis=0))[:, None], noise.weights(v), shared)
+    offset = float(_offset(y - x @ samples.mean(axis=0), noise.weights(v), shared))
     return Fit(samples, float(np.sqrt(noise.misfit2)), noise.missed(v), offset)
 
 
@@ -168,33 +175,34 @@ class _Noise:
         return np.maximum(np.where(surprise > 2 * np.log(max(len(v), 2)), wide, self.misfit2), self.misfit2)
 
 
-def _ridge(
-    x: Array, y: Array, v: Array, center: Array, scale2: Array, shared: Shared, rng: np.random.Generator
-) -> tuple[Array, _Noise]:
-    """(p, chains) draws of all effects if every one were live, and the noise that leaves."""
+def _ridge(x: Array, y: Array, v: Array, scale2: Array, shared: Shared, rng: np.random.Generator) -> tuple[Array, _Noise]:
+    """(p, chains) draws of all effects if every one were live, and the noise that leaves.
+
+    What is believed of directions has no part in it: it holds for effects that are live, and not all are.
+    """
     n, p = x.shape
     tau2, noise = _RIDGE_TAU**2, _Noise(_RIDGE_MISFIT**2, np.ones(n))
     for _ in range(_RIDGE_STEPS):
         gram, pull = _moments(x, y, noise.weights(v), shared)
         precision = gram + np.diag(1 / (tau2 * scale2))
         covariance = np.linalg.inv(precision)
-        mean = covariance @ (pull + center / (tau2 * scale2))
-        tau2 = (_PRIOR_WEIGHT * _RIDGE_TAU**2 + float(((mean - center) ** 2 + np.diag(covariance)) @ (1 / scale2))) / (
-            _PRIOR_WEIGHT + p
-        )
+        mean = covariance @ pull
+        spread = float((mean**2 + np.diag(covariance)) @ (1 / scale2))
+        tau2 = (_PRIOR_WEIGHT * _RIDGE_TAU**2 + spread) / (_PRIOR_WEIGHT + p)
         residual = y - x @ mean
-        residual -= shared.rows * _offset(residual[:, None], noise.weights(v), shared)
-        noise = noise.updated(residual**2 + ((x @ covariance) * x).sum(axis=1), v)
+        residual -= shared.rows * _offset(residual, noise.weights(v), shared)
+        if p > _FEW:
+            noise = noise.updated(residual**2 + ((x @ covariance) * x).sum(axis=1), v)
     root = np.linalg.cholesky(precision)
     return mean[:, None] + np.linalg.solve(root.T, rng.normal(size=(p, _CHAINS))), noise
 
 
-def _offset(residual: Array, weights: Array, shared: Shared) -> float:
-    """Posterior mean of the shared error, given (n, chains) residuals."""
+def _offset(residual: Array, weights: Array, shared: Shared) -> Array:
+    """() or (chains,) posterior mean of the shared error, given (n,) or (n, chains) residuals."""
     if not shared.variance:
-        return 0.0
+        return np.zeros(residual.shape[1:])
     mine = weights * shared.rows
-    return float((mine @ residual).mean() / (mine.sum() + 1 / shared.variance))
+    return np.asarray(mine @ residual / (mine.sum() + 1 / shared.variance))
 
 
 def _moments(x: Array, y: Array, weights: Array, shared: Shared) -> tuple[Array, Array]:
@@ -234,6 +242,7 @@ def _sweep(
     limits = 2 * (rng.logistic(size=effects.shape) - (log_odds + shift)[:, None]) / s2[:, None]
     noise = rng.normal(size=effects.shape) * np.sqrt(s2)[:, None]
     own = pull + center / tau2
+    others = gram - np.diag(diagonal)
     for j in rng.permutation(len(effects)):
-        to = own[j] - gram[j] @ effects + diagonal[j] * effects[j]
-        effects[j] = np.where(to * to > limits[j], s2[j] * to + noise[j], 0.0)
+        to = own[j] - others[j] @ effects
+        effects[j] = (to * to > limits[j]) * (s2[j] * to + noise[j])

@@ -11,7 +11,13 @@ from tuner_job.search.rounds import SMALLEST_SD, Observation
 from tuner_job.search.sparse import Array, Shared
 
 _SHARED = 0.2
-"""Share of a variance that is the baseline's: it was timed about four times as often as a trial, and all ratios are over it."""
+"""Share of a variance that is the baseline's, which all ratios are over: the pilot times it four times as often as a trial is.
+
+Workers that time their own baseline again and again know it better; then less of it is found.
+"""
+
+_FARTHEST = 3.0
+"""Standard deviations; what is off by more was disturbed, and may move all others no farther."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ def pooled(observations: Sequence[Observation]) -> Timings:
     v -= _SHARED * v * rows
     if (told := again & (rows > 0)).any():  # what the default's engine was timed at is nothing but error
         weight = float((1 / v[told]).sum())
-        y -= rows * float((y[told] / v[told]).sum()) / (weight + 1 / variance)
+        usual = _FARTHEST * np.sqrt(v[told] + variance)
+        y -= rows * float((np.clip(y[told], -usual, usual) / v[told]).sum()) / (weight + 1 / variance)
         variance = 1 / (weight + 1 / variance)
     y[again], v[again], rows[again] = 0.0, SMALLEST_SD**2, 0.0
     same: dict[str, list[int]] = {}
