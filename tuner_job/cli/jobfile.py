@@ -35,9 +35,9 @@ MAX_FILE_BYTES = 4 << 20
 
 _LIBRARIES = {
     "ONNXRuntime": ("onnxruntime", "onnxruntime-gpu"),
-    "TensorRT": ("tensorrt", *(f"tensorrt-{cuda}{part}" for cuda in ("cu13", "cu12") for part in ("", "-bindings"))),
+    "TensorRT": ("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
 }
-"""Family → Python distributions that hold it or a part of it of the same version."""
+"""Family → Python distributions that hold its module, or else only require one that does; the version of the first counts."""
 
 _OPTIONS = TypeAdapter(dict[str, str])
 
@@ -188,12 +188,12 @@ def embedded_runtime() -> TunerRuntime:
 
 
 def installed(family: str) -> str | None:
-    """Version of the engine library in this Python, without importing it. Raises InputError where distributions disagree."""
+    """Version of the engine library in this Python, without importing it. Raises InputError for two builds of one module."""
     found: dict[str, str] = {}
     for name in _LIBRARIES[family]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
-    if len(set(found.values())) > 1:
+    if family == "ONNXRuntime" and len(set(found.values())) > 1:
         several = " and ".join(f"{name} {one}" for name, one in found.items())
         raise InputError(f"{several} are both installed and share their files: uninstall them, and install the one that you want")
     return next(iter(found.values()), None)
