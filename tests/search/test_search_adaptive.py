@@ -128,23 +128,19 @@ def test_infrastructure_blames_nobody() -> None:
     assert not failures.failed
 
 
-def test_the_regression_finds_sparse_effects_despite_outliers() -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_the_regression_finds_sparse_effects_despite_outliers(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = (rng.random((160, 200)) < 0.05).astype(float)
     truth = np.zeros(200)
     truth[[3, 50, 120]] = [-0.04, 0.03, -0.03]
-    dead = np.flatnonzero(truth == 0)
     sd = 0.006
-    by_chance = 0
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        x = (rng.random((160, 200)) < 0.05).astype(float)
-        y = x @ truth + rng.normal(0, sd, 160)
-        y[:4] += 1.5
-        found = fit(x, y, np.full(160, sd**2))
-        assert (found.live[[3, 50, 120]] > 0.5).all()
-        assert found.effect[[3, 50, 120]] == pytest.approx(truth[[3, 50, 120]], abs=0.01)
-        assert np.abs(found.effect[dead]).max() < 0.006
-        by_chance += int((found.live[dead] > 0.5).sum())
-    assert by_chance <= 3  # of 1,970
+    y = x @ truth + rng.normal(0, sd, 160)
+    y[:4] += 1.5
+    found = fit(x, y, np.full(160, sd**2))
+    assert set(np.flatnonzero(found.live > 0.5)) == {3, 50, 120}
+    assert found.effect[[3, 50, 120]] == pytest.approx(truth[[3, 50, 120]], abs=0.01)
+    assert np.abs(np.delete(found.effect, [3, 50, 120])).max() < 0.004
 
 
 def test_the_regression_finds_large_effects_that_one_row_each_holds_in_a_small_space() -> None:
