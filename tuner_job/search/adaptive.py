@@ -20,12 +20,12 @@ import numpy as np
 
 from tuner_job.api.measurement import Candidate
 from tuner_job.search.failures import Stack
+from tuner_job.search.noise import Array
 from tuner_job.search.options import check_names, integer
 from tuner_job.search.posterior import Posterior
 from tuner_job.search.rounds import Budget, Done, History, Observation, Proposal
 from tuner_job.search.singles import on, variants_first
 from tuner_job.search.space import VARIANT, Space
-from tuner_job.search.sparse import Array
 
 _SMALL_ROUND = 16
 _TRIALS_PER_WORKER = 4

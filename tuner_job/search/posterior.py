@@ -10,10 +10,11 @@ from itertools import combinations
 import numpy as np
 
 from tuner_job.search.failures import Failures, Stack
-from tuner_job.search.rounds import History
+from tuner_job.search.noise import Array
+from tuner_job.search.rounds import SMALLEST_SD, History
 from tuner_job.search.space import SETTING, VARIANT, Flip, Flips
-from tuner_job.search.sparse import PRIOR_LIVE, Array, Belief, Fit, fit, logit
-from tuner_job.search.timings import pooled
+from tuner_job.search.sparse import PRIOR_LIVE, Belief, Fit, Shared, fit, logit
+from tuner_job.search.timings import timings
 
 _MOST_BELIEVED = 0.95
 _SURELY_LIVE = 0.5
@@ -61,7 +62,7 @@ class Posterior:
         failing = {self._number[f]: min(chance, _MOST_BELIEVED) for f, chance in space.prior.failing.items() if f in self._number}
         self.failures = Failures([o.outcome for o in past.observations], self.stacks, failing)
         self.timed = [i for i, o in enumerate(past.observations) if o.timed]
-        self.timings = pooled([past.observations[i] for i in self.timed])
+        self.timings = timings([past.observations[i] for i in self.timed])
         self.pairs = self.related
         """Related flips, and those that matter most with each other."""
         self.fit = self._fit()
@@ -85,7 +86,17 @@ class Posterior:
         self._first, self._second = [a for a, _ in self.pairs], [b for _, b in self.pairs]
         flips = self._members
         self.x = np.hstack([flips, flips[:, self._first] * flips[:, self._second]])
-        return fit(self.x, self.timings.y, self.timings.v, self._belief(), self.timings.shared)
+        # Each timing tells of its engine's first candidate (of none, if it is the baseline's engine), …
+        engines = self.timings.engines
+        told = np.array([np.zeros_like(row) if e is None else self.x[e] for row, e in zip(self.x, engines, strict=True)])
+        told = told.reshape(self.x.shape)
+        # … and as a row that is known: another candidate of that engine differs from it by nothing.
+        differ = np.flatnonzero((self.x != told).any(axis=1))
+        none = np.zeros(len(differ))
+        y, v = np.concatenate([self.timings.y, none]), np.concatenate([self.timings.v, none + SMALLEST_SD**2])
+        rows = np.concatenate([self.timings.shared.rows, none])
+        shared = Shared(rows, self.timings.shared.variance)
+        return fit(np.vstack([told, self.x[differ] - told[differ]]), y, v, self._belief(), shared, rows > 0)
 
     @cached_property
     def _members(self) -> Array:
@@ -153,20 +164,26 @@ class Posterior:
     @cached_property
     def tried(self) -> list[Tried]:
         """Feasible candidates, the fastest first; of equals the one with fewer flips, then in the space's order."""
-        y, v = self.timings.y - self.timings.shared.rows * self.fit.offset, self.timings.v
+        y, v, engines = self.fit.level, self.fit.own, self.timings.engines
+        same: dict[int | None, list[int]] = {}
         rows: dict[Stack, list[int]] = {}
         for row, i in enumerate(self.timed):
             rows.setdefault(self.stacks[i], []).append(row)
+            same.setdefault(engines[row], []).append(row)
         found = []
         for stack, mine in rows.items():
-            weight = float((1 / v[mine]).sum())
-            mean = float((y[mine] / v[mine]).sum()) / weight
+            builds = sorted({build for row in mine for build in same[engines[row]]})
+            if engines[mine[0]] is None:
+                mean, variance = 0.0, SMALLEST_SD**2
+            else:
+                variance = 1 / float((1 / v[builds]).sum())
+                mean = float((y[builds] / v[builds]).sum()) * variance
             predicted = self.fit.of(self.x[mine[0]])
             prior = float(predicted.mean())
-            own = float(self.fit.missed[mine].mean())
+            own = float(self.fit.missed[builds].mean())
             prior_variance = own + float(predicted.var())
-            keep = own / (own + 1 / weight)
-            found.append(Tried(stack, prior + keep * (mean - prior), (1 / (weight + 1 / prior_variance)) ** 0.5, len(mine)))
+            keep = own / (own + variance)
+            found.append(Tried(stack, prior + keep * (mean - prior), (1 / (1 / variance + 1 / prior_variance)) ** 0.5, len(mine)))
         return sorted(found, key=lambda t: (round(t.estimate, 9), len(t.stack), sorted(t.stack)))
 
 

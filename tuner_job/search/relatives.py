@@ -25,12 +25,12 @@ from tuner_job.api.measurement import BASELINE
 from tuner_job.routes.knobs import KnobList
 from tuner_job.search.failures import Failures, Stack
 from tuner_job.search.families import factors
+from tuner_job.search.noise import Array
 from tuner_job.search.pick import SMALLEST_GAIN
 from tuner_job.search.posterior import Posterior, prior_chance
 from tuner_job.search.prior import Prior
 from tuner_job.search.rounds import History, Observation
 from tuner_job.search.space import VARIANT, Flip, Flips, Space
-from tuner_job.search.sparse import Array
 
 ORDINARY_FAILING = Failures((), ()).rate
 """Chance that a flip fails alone of which nothing is known."""

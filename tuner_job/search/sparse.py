@@ -1,16 +1,16 @@
 """Which flips matter: a sparse, robust Bayesian regression on log ratios.
 
-    y_i = sum_j x_ij b_j + u_i c + d_i + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, (s_j tau)^2),
-    logit pi_j = logit pi + o_j,   c ~ N(0, w),   e_i ~ N(0, v_i),   d_i: what the sum misses, Student-t with scale h
+    y_i = sum_j x_ij b_j + u_i c + e_i,   b_j = 0 with probability 1 - pi_j, else N(m_j, (s_j tau)^2),
+    logit pi_j = logit pi + o_j,   c ~ N(0, w),   e_i: `noise`, and what the sum misses (interactions)
 
-v_i and w are known. d_i stands for interactions. c is the error that rows with u_i = 1 share; it is integrated out. m_j, o_j
-(both 0) and s_j (1) are given, unlike that where something is believed beforehand.
+w is known. c is the error that rows with u_i = 1 share; it is integrated out. m_j, o_j (both 0) and s_j (1) are given, unlike
+that where something is believed beforehand.
 
 The posterior is sampled by Gibbs chains (George and McCulloch, JASA 1993). They start at draws of what would be true if every
 flip mattered a little: a ridge regression whose variances are fitted by EM (MacKay, Neural Computation 1992). From there effects
 that are not needed fall to 0, and the chains hold side by side the explanations that groups cannot tell apart; from 0 on they
-would find few of many small effects. While they settle, pi, tau, h and the Student-t weights (Lange, Little and Taylor, JASA
-1989) follow the chains' mean (Monte Carlo EM). Deterministic: the chains' seed is fixed. No intercept but c, since the empty
+would find few of many small effects. While they settle, pi, tau and the noise follow the chains' mean (Monte
+Carlo EM). Deterministic: the chains' seed is fixed. No intercept but c, since the empty
 route is 0.
 """
 
@@ -21,20 +21,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from tuner_job.search.noise import Array, Law, Left, Mask, Noise
 
 _SLOWEST = 0.25
-"""Log ratios are cut here: how much slower a bad candidate is teaches nothing, but would widen the slab for all."""
-_FREEDOM = 4.0
-"""Degrees of freedom of the Student-t."""
+"""Log ratios are cut here and some errors on: how much slower a bad candidate is teaches nothing, but would widen the slab."""
+_ERRORS = 6.0
 PRIOR_LIVE = 0.06
 """Chance that an effect of which nothing is believed is live."""
 _PRIOR_TAU = 0.02
-_PRIOR_MISFIT = 0.003
 _PRIOR_WEIGHT = 4.0
-"""Pseudo-counts behind the priors of tau and h; ten times as many behind that of pi."""
+"""Pseudo-counts behind the prior of tau; ten times as many behind that of pi."""
 _RIDGE_TAU = 0.01
 _RIDGE_MISFIT = 0.005
 """Log units, where the ridge begins. With a smaller tau, a large effect that few rows hold looks like outliers."""
@@ -48,7 +45,7 @@ _CHAINS = 20
 _SETTLING = 16
 """Sweeps that are not kept."""
 _REWEIGHT = 4
-"""Sweeps between updates of pi, tau, h and the weights."""
+"""Sweeps between updates of pi, tau and the noise."""
 _KEPT = 5
 _THINNING = 3
 
@@ -59,12 +56,16 @@ class Fit:
 
     samples: Array
     """(s, p) joint draws of all effects, an exact 0 where a flip is not live in that draw."""
-    misfit: float
-    """Scale of what the sum misses, in log units."""
+    law: Law
+    """Of the errors."""
     missed: Array
     """(n,) variance of what the sum misses of each row: misfit squared, but wide for a row that it cannot explain by chance."""
     offset: float
     """Posterior mean of the shared error."""
+    level: Array
+    """(n,) y less the shared error and what is owed to the slow mode."""
+    own: Array
+    """(n,) variances of the errors of level."""
 
     @cached_property
     def effect(self) -> Array:
@@ -110,17 +111,24 @@ class Shared:
     variance: float
 
 
-def fit(x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shared | None = None) -> Fit:
-    """x: (n, p) of 0 and 1; y: (n,) log ratios; v: (n,) variances of their own errors."""
+def fit(
+    x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shared | None = None, timing: Mask | None = None
+) -> Fit:
+    """x: (n, p) of 0 and 1; y: (n,) log ratios; v: (n,) variances of their own errors.
+
+    timing: (n,) False for a row that was not timed but is known (x may be -1 there); None: all were timed.
+    """
     rng = np.random.default_rng(0)
     n, p = x.shape
     belief = belief or Belief.none(p)
     shared = shared or Shared(np.zeros(n), 0.0)
-    y = np.minimum(y, _SLOWEST)
+    timing = np.ones(n, dtype=bool) if timing is None else timing
+    if timing.any():
+        y = np.minimum(y, _SLOWEST + _ERRORS * float(np.median(np.sqrt(v[timing]))))
     seen = np.flatnonzero(x.any(axis=0))
     x_seen = x[:, seen]
     odds, center, scale2 = belief.odds[seen], belief.center[seen], belief.scale[seen] ** 2
-    effects, noise = _ridge(x_seen, y, v, scale2, shared, rng)
+    effects, noise = _ridge(x_seen, y, v, scale2, shared, timing, rng)
     kept = []
     for sweep in range(_SETTLING + _KEPT * _THINNING):
         if sweep <= _SETTLING and sweep % _REWEIGHT == 0:
@@ -132,9 +140,9 @@ def fit(x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shar
             tau2 = (_PRIOR_WEIGHT * _PRIOR_TAU**2 + spread) / (_PRIOR_WEIGHT + live)
             if sweep >= (_SETTLING // 2 if len(seen) <= _FEW else 1):
                 residual = y[:, None] - x_seen @ effects
-                residual -= np.outer(shared.rows, _offset(residual, noise.weights(v), shared))
-                noise = noise.updated((residual**2).mean(axis=1), v)
-            gram, pull = _moments(x_seen, y, noise.weights(v), shared)
+                residual -= np.outer(shared.rows, _offset(residual - noise.pull[:, None], noise.precision, shared))
+                noise = noise.updated(Left(residual.mean(axis=1), residual.var(axis=1), v), timing, shared.variance > 0)
+            gram, pull = _moments(x_seen, y - noise.pull, noise.precision, shared)
         _sweep(gram, pull, effects, odds + logit(pi), center, tau2 * scale2, rng)
         if sweep >= _SETTLING and (sweep - _SETTLING) % _THINNING == _THINNING - 1:
             # Unseen flips follow the belief, in pairs of draws, so that their mean is exactly what is believed.
@@ -145,54 +153,37 @@ def fit(x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shar
             draw[seen] = effects
             kept.append(draw.T)
     samples = np.concatenate(kept)
-    offset = float(_offset(y - x @ samples.mean(axis=0), noise.weights(v), shared))
-    return Fit(samples, float(np.sqrt(noise.misfit2)), noise.missed(v), offset)
+    offset = float(_offset(y - noise.pull - x @ samples.mean(axis=0), noise.precision, shared))
+    return Fit(
+        samples=samples,
+        law=noise.law,
+        missed=noise.missed(),
+        offset=offset,
+        level=y - noise.pull - shared.rows * offset,
+        own=noise.own,
+    )
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """What no effect explains, for n rows with errors of variance v beside it."""
-
-    misfit2: float
-    robust: Array
-    """(n,) Student-t weights: 1 for a row as expected, 0 for one that tells nothing."""
-
-    def weights(self, v: Array) -> Array:
-        """(n,) precisions."""
-        return self.robust / (v + self.misfit2)
-
-    def updated(self, residual2: Array, v: Array) -> _Noise:
-        """From (n,) expected squares of what is left."""
-        robust = (_FREEDOM + 1) / (_FREEDOM + residual2 / (v + self.misfit2))
-        surplus = float(np.sum(robust * residual2 - v))
-        return _Noise(max(1e-8, (_PRIOR_WEIGHT * _PRIOR_MISFIT**2 + surplus) / (_PRIOR_WEIGHT + len(v))), robust)
-
-    def missed(self, v: Array) -> Array:
-        """(n,) as in Fit."""
-        # Squared standardised residuals over the universal threshold 2 ln n (Donoho, Johnstone, Biometrika 1994) are no chance.
-        surprise = (_FREEDOM + 1) / self.robust - _FREEDOM
-        wide = (v + self.misfit2) / self.robust - v
-        return np.maximum(np.where(surprise > 2 * np.log(max(len(v), 2)), wide, self.misfit2), self.misfit2)
-
-
-def _ridge(x: Array, y: Array, v: Array, scale2: Array, shared: Shared, rng: np.random.Generator) -> tuple[Array, _Noise]:
+def _ridge(
+    x: Array, y: Array, v: Array, scale2: Array, shared: Shared, timing: Mask, rng: np.random.Generator
+) -> tuple[Array, Noise]:
     """(p, chains) draws of all effects if every one were live, and the noise that leaves.
 
     What is believed of directions has no part in it: it holds for effects that are live, and not all are.
     """
-    n, p = x.shape
-    tau2, noise = _RIDGE_TAU**2, _Noise(_RIDGE_MISFIT**2, np.ones(n))
+    p = x.shape[1]
+    tau2, noise = _RIDGE_TAU**2, Noise.start(v, _RIDGE_MISFIT)
     for _ in range(_RIDGE_STEPS):
-        gram, pull = _moments(x, y, noise.weights(v), shared)
+        gram, pull = _moments(x, y - noise.pull, noise.precision, shared)
         precision = gram + np.diag(1 / (tau2 * scale2))
         covariance = np.linalg.inv(precision)
         mean = covariance @ pull
         spread = float((mean**2 + np.diag(covariance)) @ (1 / scale2))
         tau2 = (_PRIOR_WEIGHT * _RIDGE_TAU**2 + spread) / (_PRIOR_WEIGHT + p)
         residual = y - x @ mean
-        residual -= shared.rows * _offset(residual, noise.weights(v), shared)
+        residual -= shared.rows * _offset(residual - noise.pull, noise.precision, shared)
         if p > _FEW:
-            noise = noise.updated(residual**2 + ((x @ covariance) * x).sum(axis=1), v)
+            noise = noise.updated(Left(residual, ((x @ covariance) * x).sum(axis=1), v), timing, shared.variance > 0)
     root = np.linalg.cholesky(precision)
     return mean[:, None] + np.linalg.solve(root.T, rng.normal(size=(p, _CHAINS))), noise
 
