@@ -7,7 +7,7 @@ host, and a few were 3 % slower under CUDA graph (bench/data). One law for both 
 v_i is what the campaign told of a timing's variance; where there are two modes, each is narrower than that (told < 1).
 
 EM on residuals (Dempster, Laird and Rubin, JRSS B 1977), Student-t by weights (Lange, Little and Taylor, JASA 1989). Two modes
-only where the BIC asks for them.
+only where the BIC prefers them to one of any width, and where no flip goes with the slow one: then it would be the flip's effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _FREEDOM = 4.0
 """Degrees of freedom of the Student-t."""
 _PRIOR_MISFIT = 0.003
 _PRIOR_WEIGHT = 4.0
-"""Pseudo-counts behind each prior."""
+"""Pseudo-counts behind the priors of told (1), misfit and wide (_PRIOR_WIDE)."""
+_PRIOR_WIDE = 2.0
 _LEAST_TIMINGS = 16
 """Fewer say nothing of modes."""
 _MOST_TIMINGS = 1000
@@ -38,6 +39,10 @@ _PLACES = (0.15, 0.4)
 _FARTHEST = 6.0
 """What is farther off, in the same deviations, is no mode but an effect or an outlier."""
 _WIDEST = 16.0
+_NARROWER = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15)
+"""What told may be of a single mode that two are compared with."""
+_BY_CHANCE = 1.5
+"""Standard deviations by which the slow mode may go with a flip, over the largest that is to be expected of so many flips."""
 _SMALLEST2 = 1e-8
 
 
@@ -50,6 +55,11 @@ class Left:
     """(n,) how uncertain the mean is, since effects are."""
     v: Array
     """(n,) the rows' own variances, as told."""
+    x: Array
+    """(n, p) what effects each row has."""
+
+    def of(self, rows: npt.NDArray[np.intp]) -> Left:
+        return Left(self.mean[rows], self.variance[rows], self.v[rows], self.x[rows])
 
 
 @dataclass(frozen=True)
@@ -63,12 +73,12 @@ class Law:
     shift: float = 0.0
     wide: float = 1.0
     at: float = 0.0
-    """Where the fast mode is seen as long as the shared error is not yet right. No part of what rows are weighed by."""
+    """Where the fast mode is seen, as long as the shared error is not yet right."""
 
     def scale2(self, v: Array) -> Array:
         return self.told * v + self.misfit2
 
-    def slow(self, left: Left, scale2: Array) -> tuple[Array, Array, Array]:
+    def split(self, left: Left, scale2: Array) -> tuple[Array, Array, Array]:
         """(n,) chances of the slow mode, and Student-t weights in the fast and in the slow one."""
         z = ((left.mean - self.at) ** 2 + left.variance) / scale2
         late = ((left.mean - self.at - self.shift) ** 2 + left.variance) / (self.wide * scale2)
@@ -94,7 +104,7 @@ class Law:
         law, farthest = self, _FARTHEST * float(np.median(np.sqrt(left.v)))
         for _ in range(steps):
             scale2 = law.scale2(left.v)
-            chance, fast_weight, slow_weight = law.slow(left, scale2)
+            chance, fast_weight, slow_weight = law.split(left, scale2)
             fast, slow = (1 - chance) * fast_weight, chance * slow_weight
             mean, count = left.mean - law.at, float((1 - chance).sum())
             square = mean**2 + left.variance
@@ -108,7 +118,7 @@ class Law:
             if law.share:
                 shift = float((slow / scale2 * mean).sum() / ((slow / scale2).sum() + 1e-12))
                 spread = float((slow / scale2 * ((mean - law.shift) ** 2 + left.variance)).sum())
-                wide = (2 * _PRIOR_WEIGHT + spread) / (_PRIOR_WEIGHT + float(chance.sum()))
+                wide = (_PRIOR_WEIGHT * _PRIOR_WIDE + spread) / (_PRIOR_WEIGHT + float(chance.sum()))
                 after = replace(
                     after,
                     share=float((1 + chance.sum()) / (10 + len(mean))),
@@ -119,12 +129,13 @@ class Law:
         return law
 
     def learned(self, left: Left, known: float, free: bool) -> Law:
-        """This law or another, by what is left."""
+        """The law of one mode or of two that what is left speaks for, found from this one."""
         # The caller's loop is the EM of a single mode: ahead of the effects it would take large ones for outliers.
         law = replace(self, told=1.0, share=0.0).fitted(left, known, free, _STEPS if self.share else 1)
         if len(left.v) < _LEAST_TIMINGS:
             return law
-        best = law.likelihood(left) + 1.5 * math.log(len(left.v))
+        single = [law, *(Law(_SMALLEST2, told, at=law.at) for told in _NARROWER)]
+        best = max(one.likelihood(left) for one in single) + 1.5 * math.log(len(left.v))
         starts = [self]
         if not self.share:
             sd = float(np.median(np.sqrt(left.v)))
@@ -132,9 +143,21 @@ class Law:
             starts = [Law(0.1 * law.misfit2, 0.3, 0.3, shift * sd, 1.0, at) for shift in _SHIFTS for at in places]
         for start in starts:
             two = start.fitted(left, known, free, _STEPS)
-            if (found := two.likelihood(left)) > best:
+            if (found := two.likelihood(left)) > best and not two.goes_with_a_flip(left):
                 best, law = found, two
         return law
+
+    def goes_with_a_flip(self, left: Left) -> bool:
+        """Whether the slow mode is more frequent with or without some effect than it would be by chance."""
+        chance = self.split(left, self.scale2(left.v))[0]
+        chance -= chance.mean()
+        x = left.x - left.x.mean(axis=0)
+        sizes = np.sqrt((x**2).sum(axis=0) * (chance**2).sum())
+        together = np.abs(chance @ x)[sizes > 0] / sizes[sizes > 0]
+        if not len(together):
+            return False
+        limit = math.sqrt(2 * math.log(len(together) + 1)) + _BY_CHANCE  # (Donoho, Johnstone, Biometrika 1994)
+        return float(together.max()) * math.sqrt(len(chance)) > limit
 
 
 @dataclass(frozen=True)
@@ -163,9 +186,11 @@ class Noise:
         every = -(-len(rows) // _MOST_TIMINGS)
         known = (len(timing) - len(rows)) / every
         rows = rows[::every]
-        law = self.law.learned(Left(left.mean[rows], left.variance[rows], left.v[rows]), known, free)
+        law = self.law.learned(left.of(rows), known, free)
         by = law if law.share or self.law.share else replace(self.law, at=0.0)
-        chance, fast_weight, slow_weight = by.slow(left, np.where(timing, by.told * left.v, left.v) + by.misfit2)
+        centred = replace(left, mean=left.mean - by.at * timing)
+        widths = np.where(timing, by.told * left.v, left.v) + by.misfit2
+        chance, fast_weight, slow_weight = replace(by, at=0.0).split(centred, widths)
         chance = chance * timing
         scale2 = np.where(timing, law.told * left.v, left.v) + law.misfit2
         fast, slow = (1 - chance) / scale2, chance / (scale2 * law.wide)

@@ -164,23 +164,20 @@ class Posterior:
     @cached_property
     def tried(self) -> list[Tried]:
         """Feasible candidates, the fastest first; of equals the one with fewer flips, then in the space's order."""
-        y, v, engines = self.fit.level, self.fit.own, self.timings.engines
-        same: dict[int | None, list[int]] = {}
+        y, v, missed, engines = self.fit.level, self.fit.own, self.fit.missed, self.timings.engines
         rows: dict[Stack, list[int]] = {}
+        told: dict[int | None, Array] = {}  # per engine: sums of precisions, weighted levels, what is missed; timings
         for row, i in enumerate(self.timed):
             rows.setdefault(self.stacks[i], []).append(row)
-            same.setdefault(engines[row], []).append(row)
+            told[engines[row]] = told.get(engines[row], np.zeros(4)) + np.array([1 / v[row], y[row] / v[row], missed[row], 1.0])
         found = []
         for stack, mine in rows.items():
-            builds = sorted({build for row in mine for build in same[engines[row]]})
-            if engines[mine[0]] is None:
-                mean, variance = 0.0, SMALLEST_SD**2
-            else:
-                variance = 1 / float((1 / v[builds]).sum())
-                mean = float((y[builds] / v[builds]).sum()) * variance
+            of = dict.fromkeys(engines[row] for row in mine)
+            weight, total, surprise, builds = np.sum([told[engine] for engine in of], axis=0)
+            mean, variance = (float(total / weight), float(1 / weight)) if None not in of else (0.0, SMALLEST_SD**2)
+            own = float(surprise / builds)
             predicted = self.fit.of(self.x[mine[0]])
             prior = float(predicted.mean())
-            own = float(self.fit.missed[builds].mean())
             prior_variance = own + float(predicted.var())
             keep = own / (own + variance)
             found.append(Tried(stack, prior + keep * (mean - prior), (1 / (1 / variance + 1 / prior_variance)) ** 0.5, len(mine)))

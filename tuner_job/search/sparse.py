@@ -25,8 +25,9 @@ import numpy as np
 from tuner_job.search.noise import Array, Law, Left, Mask, Noise
 
 _SLOWEST = 0.25
-"""Log ratios are cut here and some errors on: how much slower a bad candidate is teaches nothing, but would widen the slab."""
+"""Log ratios are cut here and _ERRORS farther: how much slower a bad candidate is teaches nothing, but would widen the slab."""
 _ERRORS = 6.0
+"""Standard deviations beyond that."""
 PRIOR_LIVE = 0.06
 """Chance that an effect of which nothing is believed is live."""
 _PRIOR_TAU = 0.02
@@ -114,9 +115,9 @@ class Shared:
 def fit(
     x: Array, y: Array, v: Array, belief: Belief | None = None, shared: Shared | None = None, timing: Mask | None = None
 ) -> Fit:
-    """x: (n, p) of 0 and 1; y: (n,) log ratios; v: (n,) variances of their own errors.
+    """x: (n, p) of 0 and 1, or -1 too in rows that are known; y: (n,) log ratios; v: (n,) variances of their own errors.
 
-    timing: (n,) False for a row that was not timed but is known (x may be -1 there); None: all were timed.
+    timing: (n,) False for a row that was not timed but is known; None: all were timed.
     """
     rng = np.random.default_rng(0)
     n, p = x.shape
@@ -141,7 +142,7 @@ def fit(
             if sweep >= (_SETTLING // 2 if len(seen) <= _FEW else 1):
                 residual = y[:, None] - x_seen @ effects
                 residual -= np.outer(shared.rows, _offset(residual - noise.pull[:, None], noise.precision, shared))
-                noise = noise.updated(Left(residual.mean(axis=1), residual.var(axis=1), v), timing, shared.variance > 0)
+                noise = noise.updated(Left(residual.mean(axis=1), residual.var(axis=1), v, x_seen), timing, shared.variance > 0)
             gram, pull = _moments(x_seen, y - noise.pull, noise.precision, shared)
         _sweep(gram, pull, effects, odds + logit(pi), center, tau2 * scale2, rng)
         if sweep >= _SETTLING and (sweep - _SETTLING) % _THINNING == _THINNING - 1:
@@ -183,7 +184,7 @@ def _ridge(
         residual = y - x @ mean
         residual -= shared.rows * _offset(residual - noise.pull, noise.precision, shared)
         if p > _FEW:
-            noise = noise.updated(Left(residual, ((x @ covariance) * x).sum(axis=1), v), timing, shared.variance > 0)
+            noise = noise.updated(Left(residual, ((x @ covariance) * x).sum(axis=1), v, x), timing, shared.variance > 0)
     root = np.linalg.cholesky(precision)
     return mean[:, None] + np.linalg.solve(root.T, rng.normal(size=(p, _CHAINS))), noise
 
