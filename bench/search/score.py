@@ -174,17 +174,17 @@ def _small(table: Mapping[tuple[str, float, str], Cell], names: Sequence[str]) -
 
 
 def _ratio(table: Mapping[tuple[str, float, str], Cell], names: Sequence[str], fraction: float, factor: float) -> Target:
-    """Against what one-at-a-time has after all its O builds."""
-    found = {
-        name: table[name, fraction, OURS].median / max(table[name, 1.0, BASIC].median, 1e-9)
-        for name in names
-        if (name, fraction, OURS) in table
-    }
+    """Against what one-at-a-time has after all its O builds. Where that is so much that the whole optimum is less than the factor
+    over it, nobody could reach it, and the landscape is not judged by it."""
+    basic = {name: max(table[name, 1.0, BASIC].median, 1e-9) for name in names if (name, fraction, OURS) in table}
+    found = {name: table[name, fraction, OURS].median / share for name, share in basic.items()}
+    judged = [value for name, value in found.items() if basic[name] * factor <= 1]
+    capped = {name: 1 / share for name, share in basic.items() if share * factor > 1}
     return Target(
         f"211 knobs, {fraction:g} O: median share over one-at-a-time's at O, on each landscape",
         f">= {factor:g}",
-        _list(found) if found else "not played",
-        min(found.values()) >= factor if found else None,
+        _list(found) + (f" (nobody can have more than: {_list(capped)})" if capped else "") if found else "not played",
+        min(judged) >= factor if judged else None,
     )
 
 

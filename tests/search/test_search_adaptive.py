@@ -256,24 +256,6 @@ def test_timings_of_a_slow_mode_are_told_apart_and_still_say_something(seed: int
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_where_there_is_one_mode_no_second_one_is_seen(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x = (rng.random((160, 100)) < 0.2).astype(float)
-    y = x[:, 0] * -0.02 + x[:, 1] * 0.05 + rng.normal(0, 0.006, 160)
-    found = fit(x, y, np.full(160, 0.006**2), None, Shared(np.ones(160), 0.003**2))
-    assert found.law.share == 0
-    assert found.effect[:2] == pytest.approx([-0.02, 0.05], abs=0.004)
-
-
-def test_a_slow_flip_in_a_third_of_all_timings_is_no_slow_mode() -> None:
-    rng = np.random.default_rng(0)
-    x = (rng.random((120, 30)) < 0.33).astype(float)
-    y = x[:, 4] * 0.02 + rng.normal(0, 0.004, 120)
-    found = fit(x, y, np.full(120, 0.004**2), None, Shared(np.ones(120), 0.002**2))
-    assert found.effect[4] == pytest.approx(0.02, abs=0.003)
-
-
-@pytest.mark.parametrize("seed", range(5))
 def test_engines_that_are_equal_pool_timings_of_both_modes(seed: int) -> None:
     space = small_space((2,) * 40)
     errors = _two_modes(seed, 39)
@@ -337,12 +319,21 @@ def test_equal_engines_pool_their_timings_and_the_baselines_engine_gains_nothing
     ]
     posterior = Posterior(History(space, history))
     assert posterior.timings.engines == [0, 0, None, None]  # in the order of trials
-    by_flips = {posterior.named(t.stack): t.estimate for t in posterior.tried}
-    assert by_flips[frozenset({a})] == pytest.approx(by_flips[frozenset({b})], rel=0.25)
-    assert by_flips[frozenset({c})] == pytest.approx(0.0, abs=1e-6)
+    by_flips = {posterior.named(t.stack): t for t in posterior.tried}
+    assert by_flips[frozenset({a})].sd == pytest.approx(by_flips[frozenset({b})].sd, rel=0.1)
+    assert by_flips[frozenset({c})].estimate == pytest.approx(0.0, abs=1e-6)
     chosen = pick(history, space, 0.001)
     assert chosen is not None
     assert space.flips_of(chosen.candidate) in ({a}, {b})
+
+
+@pytest.mark.parametrize("order", [("base", "other"), ("other", "base")])
+def test_a_candidate_of_which_any_build_is_the_baselines_engine_gains_nothing(order: tuple[str, str]) -> None:
+    space = small_space((2,) * 30)
+    base = Observation("discover", BASELINE, OK, 0.0, 0.001, "base")
+    builds = [feasible(i, space, [space.flips[0]], -0.05, 0.005, engine) for i, engine in enumerate(order)]
+    dead = [feasible(10 + i, space, [f], 0.0, 0.005, "base") for i, f in enumerate(space.flips[1:21])]
+    assert pick([base, *builds, *dead], space, 0.001) is None
 
 
 def test_foreign_candidates_in_the_history_are_understood() -> None:

@@ -189,6 +189,18 @@ def test_targets_are_over_what_is_not_easy_and_by_the_worst_landscape():
     assert not found["211 knobs, 1 O"].met
 
 
+def test_a_landscape_where_nobody_can_have_the_factor_is_named_and_not_judged_by_it():
+    def at(name: str, half: float, basic: float) -> list[Result]:
+        return paired([0.99], [basic], landscape=name) + paired([half], [basic], landscape=name, fraction=0.5, budget=104)
+
+    found = {one.what.split(":")[0]: one for one in score.targets(at("synthetic-a", 0.6, 0.3) + at("synthetic-b", 0.95, 0.8))}
+    half = found["211 knobs, 0.5 O"]
+    assert half.met
+    assert "b 1.19 (nobody can have more than: b 1.25)" in half.found
+    lost = {one.what.split(":")[0]: one for one in score.targets(at("synthetic-a", 0.3, 0.3) + at("synthetic-b", 0.95, 0.8))}
+    assert not lost["211 knobs, 0.5 O"].met
+
+
 def test_the_page_prints_where_it_loses_and_says_that_a_short_run_is_no_result():
     text = report.page(paired([0.5] * 4, [0.9] * 4, "random") + paired([0.5] * 4, [0.2] * 4), {"l": "made up"}, "python -m x")
     assert "| l | 1 O | random | -0.400 | -0.400, -0.400 | 4 | **loses** |" in text

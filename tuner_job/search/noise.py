@@ -39,7 +39,7 @@ _PLACES = (0.15, 0.4)
 _FARTHEST = 6.0
 """What is farther off, in the same deviations, is no mode but an effect or an outlier."""
 _WIDEST = 16.0
-_NARROWER = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15)
+_NARROWER = (1.0, 0.6, 0.35, 0.2, 0.12, 0.07, 0.04, 0.02)
 """What told may be of a single mode that two are compared with."""
 _BY_CHANCE = 1.5
 """Standard deviations by which the slow mode may go with a flip, over the largest that is to be expected of so many flips."""
