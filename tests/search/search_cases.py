@@ -76,13 +76,13 @@ def additive_world(effects: dict[Flip, float], space: Space, sd: float = 0.001) 
 
 
 def run(
-    chosen: Strategy, space: Space, world: World, trials: int, seed: int = 0, round_limit: int = 16
+    chosen: Strategy, space: Space, world: World, trials: int, seed: int = 0, round_limit: int = 16, workers: int = 1
 ) -> tuple[list[Observation], list[tuple[Proposal, ...]], str]:
     """The whole search: history, rounds, and why it ended. Fails if it does not end."""
     history: list[Observation] = []
     rounds: list[tuple[Proposal, ...]] = []
     for number in range(1, 10 * trials + 10):
-        answer = chosen.next_round(space, history, Budget(trials, len(history), round_limit), seed)
+        answer = chosen.next_round(space, history, Budget(trials, len(history), round_limit, workers), seed)
         if isinstance(answer, Done):
             return history, rounds, answer.reason
         rounds.append(answer)

@@ -69,6 +69,14 @@ def test_a_small_space_is_exhausted_and_ends_early() -> None:
     assert "tried" in reason
 
 
+def test_rounds_stay_full_when_stacks_and_neighbours_are_used_up() -> None:
+    """Many workers would wait at the end of each small round."""
+    space = small_space((2,) * 12)
+    world = additive_world({Flip("-k3", "1"): -0.2, Flip("-k8", "1"): -0.1}, space)
+    _, rounds, _ = run(strategy("Adaptive"), space, world, 800, round_limit=256, workers=32)
+    assert {len(r) for r in rounds[:-1]} == {len(rounds[0])}
+
+
 def test_nothing_is_found_where_everything_fails() -> None:
     space = small_space((2,) * 12)
     history, _, _ = run(strategy("Adaptive"), space, lambda t, c: Observation(t, c, REFUSED), 40)

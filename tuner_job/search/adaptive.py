@@ -226,18 +226,25 @@ class _Round:
     # Exploring
 
     def _explore(self, count: int) -> list[Proposal]:
-        """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _EARLY or _LATE; what cannot be had goes to stacks."""
+        """Stacks, neighbours of the incumbent, wide groups, rebuilds, by _EARLY or _LATE; if a kind is exhausted, others."""
         found: list[Proposal] = []
         shares = _EARLY if self.budget.spent < _EARLY_SHARE * self.budget.trials else _LATE
         kinds = self.rng.choice(4, size=count, p=shares).tolist()
         found += _up_to(kinds.count(3), self._rebuild(kinds.count(3)))
         if 2 * self.budget.spent >= self.budget.trials:  # sooner, what is not known yet promises more
             found += _up_to(min(-(-count // _TRIALS_PER_APPEAL), count - len(found)), self._appeals())
-        for _ in range(min(kinds.count(2), count - len(found))):
-            found += self._wide_group()
+        found += _up_to(min(kinds.count(2), count - len(found)), self._wide_groups())
         found += _up_to(min(kinds.count(1), count - len(found)), self._neighbours())
         found += _up_to(count - len(found), self._stacks())
-        return found + list(_up_to(count - len(found), self._neighbours()))
+        found += _up_to(count - len(found), self._neighbours())
+        return found + list(_up_to(count - len(found), self._wide_groups()))
+
+    def _wide_groups(self) -> Iterator[Proposal]:
+        misses = 0
+        while misses < _TRIES:
+            made = self._wide_group()
+            misses = 0 if made else misses + 1
+            yield from made
 
     def _wide_group(self) -> list[Proposal]:
         """A third of the flips that may still turn out well, on top of most of the incumbent.
