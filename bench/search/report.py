@@ -19,14 +19,18 @@ def label(fraction: float) -> str:
 
 def page(results: Sequence[Result], about: dict[str, str], how: str, large: tuple[int, float, float] | None = None) -> str:
     """Markdown. `large`: results, seconds and megabytes of one large plan."""
-    seeds = len({one.seed for one in results})
+    players = {one.strategy for one in results}
+    of_each = {player: len({one.seed for one in results if one.strategy == player}) for player in sorted(players)}
+    seeds = of_each.get(score.OURS, max(of_each.values()))
+    others = sorted({count for player, count in of_each.items() if player != score.OURS} - {seeds})
+    more = f" (other players: {', '.join(map(str, others))})" if others else ""
     dull = score.easy(results)
     table = score.cells(results)
     lines = [
         "# Search: replays on landscapes",
         "",
         f"`{how}`. What landscapes, players and columns are: [bench/search/README.md](../../search/README.md).",
-        f"Up to {seeds} seeds. A share is the true log gain of what was returned over the best one's; 0 when nothing was.",
+        f"{seeds} seeds{more}. A share is the true log gain of what was returned over the best one's; 0 when nothing was.",
         "A budget counts every build. O: builds of one-at-a-time.",
         "" if seeds >= 100 else f"\n**{seeds} seeds only: a short run that shows how it works, not a result.**\n",
         "## Targets",

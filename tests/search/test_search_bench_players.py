@@ -201,6 +201,13 @@ def test_a_landscape_where_nobody_can_have_the_factor_is_named_and_not_judged_by
     assert not lost["211 knobs, 0.5 O"].met
 
 
+def test_a_page_with_few_seeds_of_our_own_is_no_result_however_many_the_peers_have():
+    text = report.page(paired([0.5] * 4, [0.9] * 120, "random"), {"l": "made up"}, "python -m x")
+    assert "4 seeds (other players: 120)." in text
+    assert "4 seeds only" in text
+    assert "seeds only" not in report.page(paired([0.5] * 100, [0.9] * 120, "random"), {"l": "made up"}, "python -m x")
+
+
 def test_the_page_prints_where_it_loses_and_says_that_a_short_run_is_no_result():
     text = report.page(paired([0.5] * 4, [0.9] * 4, "random") + paired([0.5] * 4, [0.2] * 4), {"l": "made up"}, "python -m x")
     assert "| l | 1 O | random | -0.400 | -0.400, -0.400 | 4 | **loses** |" in text
