@@ -10,6 +10,8 @@ import numpy as np
 
 MARGIN = 0.01
 """A mean difference in shares of at most so much to the worse is no inferiority."""
+_NOTHING = 0.01
+"""A share to compare with is at least this: nothing times 1.5 is easily had."""
 _RESAMPLES = 2000
 OURS = "Adaptive"
 BASIC = "OneAtATime"
@@ -176,7 +178,7 @@ def _small(table: Mapping[tuple[str, float, str], Cell], names: Sequence[str]) -
 def _ratio(table: Mapping[tuple[str, float, str], Cell], names: Sequence[str], fraction: float, factor: float) -> Target:
     """Against what one-at-a-time has after all its O builds. Where that is so much that the whole optimum is less than the factor
     over it, nobody could reach it, and the landscape is not judged by it."""
-    basic = {name: max(table[name, 1.0, BASIC].median, 1e-9) for name in names if (name, fraction, OURS) in table}
+    basic = {name: max(table[name, 1.0, BASIC].median, _NOTHING) for name in names if (name, fraction, OURS) in table}
     found = {name: table[name, fraction, OURS].median / share for name, share in basic.items()}
     judged = [value for name, value in found.items() if basic[name] * factor <= 1]
     capped = {name: 1 / share for name, share in basic.items() if share * factor > 1}
