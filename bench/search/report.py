@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +19,7 @@ def label(fraction: float) -> str:
 
 def page(results: Sequence[Result], about: dict[str, str], how: str, large: tuple[int, float, float] | None = None) -> str:
     """Markdown. `large`: results, seconds and megabytes of one large plan."""
-    players = {one.strategy for one in results}
-    of_each = {player: len({one.seed for one in results if one.strategy == player}) for player in sorted(players)}
+    of_each = Counter(player for player, _ in {(one.strategy, one.seed) for one in results})
     seeds = of_each.get(score.OURS, max(of_each.values()))
     others = sorted({count for player, count in of_each.items() if player != score.OURS} - {seeds})
     more = f" (other players: {', '.join(map(str, others))})" if others else ""
